@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchmedic.diagnose.registry import STALLED, load
+from torchmedic.diagnose.rule import Draft
 from torchmedic.records import BoxContents, Diagnosis, Moment
 from torchmedic.records.inside import InsideView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView, ThreadView
@@ -66,4 +67,5 @@ def stall(
 def asked(rule: str, seen: Stall) -> Diagnosis | None:
     """What one rule says, which has to be among those that are asked."""
     assert f"hangs.{rule}" in STALLED
-    return load(f"hangs.{rule}").check(seen)
+    answer = load(f"hangs.{rule}").check(seen)
+    return answer.done() if isinstance(answer, Draft) else answer

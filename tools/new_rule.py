@@ -53,14 +53,13 @@ Cure: TODO.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.{kind.module} import {kind.evidence}
-from torchmedic.records import Diagnosis
 
 
 @rule("{code}", "{name}")
-def check({kind.argument}: {kind.evidence}) -> Diagnosis | None:
-    # TODO: return check.draft({kind.argument}, "proven", message, cause).at(...).because(...).help(...).done()
+def check({kind.argument}: {kind.evidence}) -> Draft | None:
+    # TODO: return check.draft({kind.argument}, "proven", message, cause).at(...).because(...).help(...)
     return None
 '''
 

@@ -77,6 +77,8 @@ def _identity(tree: ast.Module) -> tuple[str, str]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "check":
             match node.decorator_list:
-                case [ast.Call(func=ast.Name("rule" | "loop_rule"), args=[ast.Constant(code), ast.Constant(name), *_])]:
+                case [ast.Call(func=ast.Name(id=kind), args=[ast.Constant(code), ast.Constant(name), *_])] if (
+                    "rule" in kind
+                ):
                     return str(code), str(name)
     raise AssertionError('a rule is a function `check` below @rule("CODE", "name")')

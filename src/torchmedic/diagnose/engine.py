@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchmedic.contained import report_fault
 from torchmedic.diagnose.registry import UNLESS, Family, load
-from torchmedic.diagnose.rule import E, RuleAnswer
+from torchmedic.diagnose.rule import Draft, E, RuleAnswer
 from torchmedic.diagnose.rules.cause_not_known import not_explained
 from torchmedic.records import Diagnosis
 
@@ -52,6 +52,7 @@ def _best(evidence: Any, rules: Iterable[str]) -> RuleAnswer | None:
             continue
         try:
             answer = load(name).check(evidence)
+            answer = answer.done() if isinstance(answer, Draft) else answer
         except Exception as error:
             report_fault(f"diagnose.{name}", error)
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -38,6 +38,8 @@ class Evidence(Protocol):
 E = TypeVar("E", bound=Evidence)
 Incident = TypeVar("Incident", bound="LoopIncident")
 E_contra = TypeVar("E_contra", bound=Evidence, contravariant=True)
+Answer: TypeAlias = "Draft | Diagnosis | RuleAnswer | None"  # the engine ends a draft
+Check: TypeAlias = Callable[[E_contra], Answer]
 
 
 class Rule(msgspec.Struct, Generic[E_contra], frozen=True):
@@ -50,25 +52,25 @@ class Rule(msgspec.Struct, Generic[E_contra], frozen=True):
 
     code: str
     name: str
-    check: Callable[[E_contra], Diagnosis | RuleAnswer | None]
+    check: Check[E_contra]
 
-    def draft(self, evidence: Evidence, grade: Grade, message: str, cause: str) -> Draft:
+    def draft(self, evidence: E_contra, grade: Grade, message: str, cause: str) -> Draft:
         """Begin the diagnosis of this rule, in the step and on the rank of the evidence."""
         return Draft(self.code, self.name, grade, message, cause, step=evidence.step_number, rank=evidence.rank)
 
 
-def rule(code: str, name: str) -> Callable[[Callable[[E_contra], Diagnosis | RuleAnswer | None]], Rule[E_contra]]:
+def rule(code: str, name: str) -> Callable[[Check[E_contra]], Rule[E_contra]]:
     """Make a rule of a check: in its module, `check` is then the rule, and `check.draft` begins the diagnosis."""
     return lambda check: Rule(code, name, check)
 
 
 def loop_rule(
     code: str, name: str, kind: type[Incident]
-) -> Callable[[Callable[[LoopEvidence, Incident], Diagnosis | None]], Rule[LoopEvidence]]:
+) -> Callable[[Callable[[LoopEvidence, Incident], Answer]], Rule[LoopEvidence]]:
     """Make a rule of a check that is asked about one kind of incident of the loop."""
 
-    def bound(check: Callable[[LoopEvidence, Incident], Diagnosis | None]) -> Rule[LoopEvidence]:
-        def asked(evidence: LoopEvidence) -> Diagnosis | None:
+    def bound(check: Callable[[LoopEvidence, Incident], Answer]) -> Rule[LoopEvidence]:
+        def asked(evidence: LoopEvidence) -> Answer:
             return check(evidence, evidence.incident) if isinstance(evidence.incident, kind) else None
 
         return Rule(code, name, asked)
@@ -89,6 +91,7 @@ class Draft:
         self._cause = cause
         self._step = step
         self._rank = rank
+        self._severity: Severity = "error"
         self._locations: list[Location] = []
         self._evidence: list[str] = []
         self._treatments: list[Treatment] = []
@@ -105,6 +108,11 @@ class Draft:
     def about(self, rank: int) -> Draft:
         """Name the rank that is meant, where the evidence covers several."""
         self._rank = rank
+        return self
+
+    def rated(self, severity: Severity) -> Draft:
+        """Say how bad it is, where it is no error."""
+        self._severity = severity
         return self
 
     def because(self, *facts: str) -> Draft:
@@ -130,12 +138,12 @@ class Draft:
     def has_treatment(self) -> bool:
         return bool(self._treatments)
 
-    def done(self, *, step: int | None = None, severity: Severity = "error") -> Diagnosis:
-        """End the draft. `step` is for evidence that covers several steps, where one of them is meant."""
+    def done(self, *, step: int | None = None, severity: Severity | None = None) -> Diagnosis:
+        """End the draft, as the engine does. `step` is the one that is meant, where evidence covers several steps."""
         return Diagnosis(
             code=self.code,
             name=self._name,
-            severity=severity,
+            severity=severity or self._severity,
             grade=self._grade,
             message=self._message,
             cause=self._cause,

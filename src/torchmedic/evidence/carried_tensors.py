@@ -6,11 +6,11 @@ import ast
 import gc
 from collections.abc import Iterator
 from types import GeneratorType
-from typing import NamedTuple
 
 import torch
 
 from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.memory.source.fillers import Filler
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import GraphHolder, Import, bindings_of, named
 from torchmedic.replay.trace.provenance import Provenance
@@ -21,28 +21,25 @@ from torchmedic.source.spots import spot_of_frame, spot_of_traced
 from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
-
-class Carrier(NamedTuple):
-    """A variable that brings an old graph in, and the statement that gave it its value."""
-
-    holder: GraphHolder
-    file: str
-    binding: ast.stmt
-    in_step: bool  # every step runs it, so what it makes is carried to the next one
+Carrier = tuple[str, Filler]  # a variable that brings an old graph in, and the statement that gave it its value
 
 
 def carrier_of(failure: BackwardFailure, imports: Provenance, found: Import, *, resets: bool = False) -> Carrier | None:
-    """The variable that holds an import, from the innermost frame outwards; one that is given its value there."""
+    """The variable that holds an old tensor and is assigned in the source, from the innermost frame outwards."""
     holders = list(_holders(failure, found))
     for holder, frame in sorted(holders, key=lambda pair: _is_passing(failure, *pair)):
         places = [
-            Carrier(holder, file, binding, _runs_in_step(failure, imports, file, binding))
+            (holder.name, _filler(file, binding, in_step=_runs_in_step(failure, imports, file, binding)))
             for file, body in _scopes(failure, holder, frame)
             for binding in bindings_of(holder, body, resets=resets)
         ]
         if places:
-            return max(places, key=lambda place: (place.in_step, place.binding.lineno))
+            return max(places, key=lambda place: (place[1].in_loop, place[1].node.lineno))
     return None
+
+
+def _filler(file: str, binding: ast.stmt, *, in_step: bool) -> Filler:
+    return Filler(file, binding, getattr(binding, "value", None), in_step)
 
 
 def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) -> Carrier | None:
@@ -64,7 +61,7 @@ def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) ->
             holder = GraphHolder(name, None, False, spot, is_local=True, is_passing=False)
             for binding in bindings_of(holder, function):
                 if _reads(binding, name):
-                    return Carrier(holder, spot.file, binding, in_step=True)
+                    return name, _filler(spot.file, binding, in_step=True)
     return None
 
 
@@ -90,7 +87,7 @@ def _is_passing(failure: BackwardFailure, holder: GraphHolder, frame: Frame | No
 
 
 def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[GraphHolder, Frame | None]]:
-    """Those of the replay, then those of the frames around the step; a name in the step's own frame has that frame."""
+    """The holders seen in the replay, then those in the frames around the step; each with its frame, if known."""
     frames = failure.evidence.frames
     step = failure.step
     position = next((at for at, frame in enumerate(frames) if step is not None and frame.live is step.frame), 0)

@@ -72,7 +72,7 @@ class CheckUp:
         return list({id(module): module for module in (*self._models, *roots(self.frames), *called)}.values())
 
     def of_line(self, graph: LossGraph) -> list[LossGraph]:
-        """All that was seen of the line that called backward, oldest first."""
+        """The graphs of the line that called backward, oldest first."""
         return [other for other in self.graphs if other.key == graph.key]
 
     def is_enough(self, looks: int, wanted: int) -> bool:

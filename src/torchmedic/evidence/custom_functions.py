@@ -153,5 +153,5 @@ def returns_in_replay(failure: BackwardFailure, kinds: list[type]) -> list[Retur
 
 
 def gradients(value: Any) -> tuple[Any, ...]:
-    """What a backward returned, as torch counts it."""
+    """The gradients that a backward returned, as torch counts them."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)

@@ -164,7 +164,7 @@ def never_trainable(
             for holder in named(tensor, frame.live, spot_of_traced(frame), is_local=False)
         ]
         carrier = carrier_of(failure, provenance, Import(tensor, tuple(holders)), resets=True)
-        if carrier is not None and not carrier.in_step:
-            location = node_location("cause", carrier.file, carrier.binding, f"`{carrier.holder.name}` is made here")
-            found.append((carrier.holder.name, tensor, location))
+        if carrier is not None and not carrier[1].in_loop:
+            name, made = carrier
+            found.append((name, tensor, made.location("cause", f"`{name}` is made here")))
     return min(found, key=lambda item: item[2].line, default=None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
-from typing import Any
 
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.context import ProcessContext
@@ -28,11 +26,6 @@ class LoopEvidence:
     @property
     def step_number(self) -> int:
         return self.incident.step
-
-    @functools.cached_property
-    def optimizer(self) -> Any:
-        watched = self.habits.optimizers.get(self.incident.optimizer)
-        return watched.optimizer if watched is not None else None
 
     def at(self, role: Role, where: Place | None, label: str, *methods: str) -> Location | None:
         """A line of the user's; the call of one of these methods on it, where there is exactly one."""

@@ -79,10 +79,8 @@ class NumbersEvidence:
         self.faithful: bool | None = None  # None: cannot be told
         self.victim: Victim = "loss"
         self.births: list[Birth] = []  # where the bad values of the victim come from, earliest first
-        # Filled by `replay_with_values`:
-        self._second_pass: SecondPass | None = None
-        # Filled by `trial`:
-        self.tried: list[TriedCure] = []  # cures that did not help
+        self._second_pass: SecondPass | None = None  # filled by `replay_with_values`
+        self.tried: list[TriedCure] = []  # filled by `trial`: cures that did not help
 
     @classmethod
     def at_frame(cls, incident: NonFinite, frame: FrameType | None, agent: StepContext) -> NumbersEvidence:
@@ -191,9 +189,8 @@ class NumbersEvidence:
     @property
     def has_stand_ins(self) -> bool:
         """Whether the step was replayed with invented weights."""
-        if self.played is not None and self.played.stood_in:
-            return True
-        return self.weights is not None and not self.weights.are_real
+        invented = self.weights is not None and not self.weights.are_real
+        return invented or (self.played is not None and bool(self.played.stood_in))
 
     def restore_weights(self) -> None:
         """Undo `exchange_weights`."""
@@ -237,8 +234,7 @@ class NumbersEvidence:
     def _find_births(self, scope: Microscope, targets: list[tuple[Victim, list[Value]]]) -> tuple[Victim, list[Birth]]:
         """Where the bad values of the first target that has any come from."""
         for victim, values in targets:
-            found = births(scope, values)
-            if found:
+            if found := births(scope, values):
                 return victim, found
         return "loss", []
 
@@ -271,13 +267,7 @@ class NumbersEvidence:
     # Cures
 
     def trial(
-        self,
-        title: str,
-        text: str,
-        *,
-        spot: Spot | None = None,
-        safety: Safety = "edit",
-        same_values: bool = True,
+        self, title: str, text: str, *, spot: Spot | None = None, safety: Safety = "edit", same_values: bool = True
     ) -> Treatment | None:
         """Try other source for the expression at the origin. None where the step does not end well with it.
 
@@ -288,12 +278,11 @@ class NumbersEvidence:
             safety: What it changes.
             same_values: Whether the elements that were right must stay what they are.
         """
-        spot = spot or self.spot
-        step = self.trial_step
+        spot, step = spot or self.spot, self.trial_step
         if spot is None or step is None or time.monotonic() > self.deadline:
             return None
-        known = not self.loss_is_bad and not self._is_scaled and self.has_own_weights
-        loss = self.incident.loss if known else None
+        is_known = not self.loss_is_bad and not self._is_scaled and self.has_own_weights
+        loss = self.incident.loss if is_known else None
         verdict = attempt(step, Edit(spot, text), close_loss=loss, same_values=same_values)
         if not verdict.passed and verdict.patch and len(self.tried) < _MAX_TRIED:
             self.tried.append(TriedCure(title=title, result=verdict.result, patch=verdict.patch))

@@ -46,7 +46,7 @@ class GrowthConductor:
 
     def report_holders(self, holders: list[tuple[Held, int]]) -> None:
         if not is_confidential(self._process.run):
-            from torchmedic.evidence.leaks.held_lines import with_lines  # few imports: memory is short
+            from torchmedic.evidence.leaks.source.traffic import with_lines  # few imports: memory is short
 
             # The parent reads it, also if this process does not live to say more.
             located = with_lines(holders)
@@ -107,7 +107,7 @@ class Conductor(GrowthConductor):
             explain_loop(found, self._agent, self._said)
 
     def locate_holders(self, holders: list[tuple[Held, int]]) -> list[HeldMemory]:
-        from torchmedic.evidence.leaks.held_lines import with_lines
+        from torchmedic.evidence.leaks.source.traffic import with_lines
 
         return with_lines(holders)
 

@@ -64,7 +64,7 @@ def _failing_step(error: BaseException, agent: ProcessContext) -> Step:
 
 
 def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, ForkedTrials | None] | None:
-    """The diagnosis, and the trials of its cures, which run once the evidence is gone; None: it is written already."""
+    """The diagnosis, and the trials of its cures to run once the evidence is freed; None if it is already written."""
     fault = device_fault_of(error)
     if fault is not None and fault.may_be_echo:
         fault = device_fault_of(lost_context()) or fault  # a library that only noticed
@@ -99,7 +99,7 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
 
 
 def _child_name() -> str:
-    """The name of this process if it is a child of `multiprocessing` that ends; an exception in a thread ends none."""
+    """The name of this process if it is a child of `multiprocessing` that the exception ends."""
     if multiprocessing.parent_process() is None or threading.current_thread() is not threading.main_thread():
         return ""
     return multiprocessing.current_process().name

@@ -26,7 +26,7 @@ _COLLECTED = "TM412"
 
 
 def explain_in_worker(error: BaseException, failure: WorkerFailure) -> Diagnosis | None:
-    """Explain it in the worker, while the frames of the exception are alive; None where nothing is certain."""
+    """Explain an out-of-memory in the worker, while its frames are alive; None if nothing is certain."""
     if not _has_room(host_memory()):
         return None
     incident = Raised(

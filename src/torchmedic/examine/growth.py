@@ -36,7 +36,7 @@ def explain_growth(
 
 
 def _was_said_by_worker(diagnosis: Diagnosis, run: Path) -> bool:
-    """Whether a DataLoader worker reported it: every pass over the data may start new workers that find the same."""
+    """Whether a DataLoader worker has reported the finding: every pass may start new workers that find it again."""
     told = (found for folder in worker_folders(run) for found in read_diagnoses(folder).values())
     return any(
         found.cause_location is not None

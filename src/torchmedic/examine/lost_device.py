@@ -74,7 +74,7 @@ def _diagnosed(lost: LostDevice) -> tuple[Diagnosis, ShadowEvidence | None]:
 
 
 def _shown(evidence: ShadowEvidence) -> Diagnosis | None:
-    """What the rules make of the exception that the shadow raised."""
+    """The diagnosis of the exception that the shadow raised."""
     found = ask(evidence, registry.SHADOWED)
     if (found is None or found.grade != "proven") and complains_of_number(evidence):
         echo = EchoEvidence.of_exception(evidence)
@@ -110,7 +110,7 @@ def _caveat(lost: LostDevice) -> tuple[str, ...]:
 
 
 def _on_stand_ins(treatment: Treatment, lost: LostDevice) -> Treatment:
-    """A treatment without the loss that was computed with stand-in weights: that is no figure to show."""
+    """A treatment without its loss, which was computed with stand-in weights and means nothing."""
     if not treatment.proven or not lost.shadow.parameters:
         return treatment
     return msgspec.structs.replace(treatment, result="on the CPU with stand-in weights: runs through, all finite")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
@@ -13,7 +14,6 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.nonfinite import NonFinite, nonfinite_incident
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, diagnose
-from torchmedic.evidence.bad_value_path import path_of
 from torchmedic.evidence.divergence import Divergence, divergence_of
 from torchmedic.evidence.number_exception import EchoEvidence, asks_about_number
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -24,13 +24,26 @@ from torchmedic.observe.context import ProcessContext, StepContext
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.observe.step.batches import tensors_in_frames
 from torchmedic.records import Diagnosis
-from torchmedic.records.numbers import NumberTrace
+from torchmedic.records.numbers import Badness, NumberTrace, PathNode
+from torchmedic.replay.step.trial import source_of
+from torchmedic.replay.trace.bad_value_origins import Birth
+from torchmedic.replay.trace.microscope import Microscope, Op
 from torchmedic.repro import recorder
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.user_code import user_frame
+from torchmedic.source.user_code import relative, user_frame
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+
+_MAX_NODES = 12
+_MAX_CODE = 80  # characters
+_MAX_INPUTS = 4
+# Operations that hand values on as they are; a reader needs to see none of them.
+_PLAIN = frozenset(
+    "view reshape transpose t permute expand unsqueeze squeeze detach clone alias copy to_copy slice select as_strided "
+    "unsafe_view contiguous".split()
+)
 
 
 def explain_nonfinite(
@@ -92,7 +105,7 @@ def _explain_growth(
 
 
 def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
-    """The last steps; a fault on the way leaves the rest of the examination alone."""
+    """The last steps, ready to be run again; a fault in preparing them does not end the examination."""
     try:
         return divergence_of(frame, agent)
     except Exception as error:
@@ -101,7 +114,7 @@ def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence
 
 
 def _rank_note(agent: ProcessContext) -> tuple[str, ...]:
-    """Which rank the step is of, in a job of several: the text of a traceback, which would tell it, is missing here."""
+    """The rank of the step, in a job of several ranks: no traceback is printed here that would tell it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return ()
@@ -128,3 +141,55 @@ def explain_exit(frame: FrameType, agent: ProcessContext) -> None:
     if diagnosis is not None:
         agent.finite.on = False
         publish_finding(Finding(diagnosis), agent)
+
+
+def path_of(evidence: NumbersEvidence) -> tuple[PathNode, ...]:
+    """The operations from the birth of the first bad number to where it was noticed; empty if the birth is unknown."""
+    birth, scope = evidence.birth, evidence.scope
+    if birth is None or scope is None:
+        return ()
+    nodes = [_first(birth, evidence, scope)]
+    way = [scope.ops[index] for index in reversed(birth.path)]
+    shown = [op for op in way if op.kind not in _PLAIN or op is birth.spoiled]
+    for op in shown:
+        nodes.append(_node(op, scope, "spoiled" if op is birth.spoiled else "way"))
+    kept = _shortened(nodes)
+    return (*kept, PathNode(operation=evidence.victim, role="end", made=kept[-1].made))
+
+
+def _first(birth: Birth, evidence: NumbersEvidence, scope: Microscope) -> PathNode:
+    if birth.op is not None:
+        return _node(birth.op, scope, "birth")
+    assert birth.leaf is not None
+    kind, name = evidence.name_of(birth.leaf)
+    return PathNode(operation=f"{kind} {name}".strip(), role="leaf", made="nan" if birth.kind == "nan" else "inf")
+
+
+def _node(op: Op, scope: Microscope, role: Literal["birth", "spoiled", "way"]) -> PathNode:
+    spot = scope.spot_of(op)
+    given = [scope.magnitude(value) for value in op.inputs[:_MAX_INPUTS] if value.magnitude >= 0]
+    return PathNode(
+        operation=op.kind,
+        role=role,
+        backward=op.is_backward,
+        made=_badness([scope.magnitude(value) for value in op.outputs]),
+        given=tuple(float(f"{value:.4g}") if math.isfinite(value) else None for value in given),
+        file=relative(spot.file) if spot is not None else "",
+        line=spot.line if spot is not None else 0,
+        code=" ".join(source_of(spot).split())[:_MAX_CODE] if spot is not None else "",
+    )
+
+
+def _badness(magnitudes: list[float]) -> Badness:
+    if any(map(math.isnan, magnitudes)):
+        return "nan"
+    return "inf" if any(map(math.isinf, magnitudes)) else ""
+
+
+def _shortened(nodes: list[PathNode]) -> list[PathNode]:
+    """The first and the last nodes; the first of the last ones says how many are left out."""
+    if len(nodes) <= _MAX_NODES:
+        return nodes
+    half = _MAX_NODES // 2
+    first, last = nodes[:half], nodes[-half:]
+    return [*first, replace(last[0], skipped=len(nodes) - 2 * half), *last[1:]]

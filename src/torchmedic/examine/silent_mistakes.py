@@ -17,7 +17,7 @@ from torchmedic.observe.context import ProcessContext
 
 
 def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said: Said) -> None:
-    """The loop was seen to do what cannot be meant."""
+    """Explain a mistake of the loop."""
     for incident in incidents:
         diagnosis = ask(LoopEvidence(incident, agent), registry.SILENT)
         if diagnosis is not None:
@@ -31,7 +31,7 @@ def explain_first_steps(
     agent: ProcessContext,
     said: Said,
 ) -> None:
-    """The graphs of the first steps, or the parameters that they gave no gradient, are known."""
+    """Explain what the graphs of the first steps show, or the parameters that got no gradient."""
     optimized = [
         tensor for optimizer in agent.clock.optimizers for group in optimizer.param_groups for tensor in group["params"]
     ]

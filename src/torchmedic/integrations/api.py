@@ -19,6 +19,7 @@ from torchmedic.integrations.session import Session, session
 from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
 from torchmedic.observe.failures import exceptions
+from torchmedic.observe.failures.shown_tracebacks import without_our_frames
 from torchmedic.records import Diagnosis
 from torchmedic.runfolder.files import read_diagnoses
 from torchmedic.settings import Format, Settings, load, working_folder
@@ -101,7 +102,7 @@ class Watch:
     def _tell_parent(self, error: BaseException) -> None:
         agent = lifecycle.current()
         if agent is not None:
-            exceptions.without_our_frames(error)
+            without_our_frames(error)
             exceptions.handle(error, agent.raised)
 
 

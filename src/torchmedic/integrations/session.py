@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from torchmedic.contained import contained, fault_line, on_fault
@@ -24,6 +23,7 @@ from torchmedic.integrations.telling import TellingConductor
 from torchmedic.observe import lifecycle
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.failures.hostile_exceptions import set_traceback, traceback_of
+from torchmedic.observe.failures.shown_tracebacks import with_callers, without_our_frames
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.plain_text import visible
 from torchmedic.report.emit import Emitter
@@ -37,7 +37,6 @@ from torchmedic.supervise.run import Folders, new_run_folder
 if TYPE_CHECKING:
     from torchmedic.observe.agent import Agent
 
-_MAX_CALLERS = 200
 
 _session: Session | None = None
 _has_no_folder = False  # no run folder could be made, and the user has been told
@@ -166,11 +165,11 @@ class Session:
             return
         self._explained = id(error)
         self._failed = isinstance(error, Exception)
-        exceptions.without_our_frames(error)
+        without_our_frames(error)
         shown = traceback_of(error)
-        set_traceback(error, _with_callers(shown))
+        set_traceback(error, with_callers(shown))
         try:
-            exceptions.without_our_frames(error)
+            without_our_frames(error)
             exceptions.look_at(error, self._agent.raised)
         finally:
             set_traceback(error, shown)
@@ -293,17 +292,6 @@ class Session:
         if not self._complained:
             self._complained = True
             sys.stderr.write(visible(line))
-
-
-def _with_callers(tb: TracebackType | None) -> TracebackType | None:
-    """A traceback that begins at the outermost frame, as it would at the end of the script."""
-    frame = tb.tb_frame.f_back if tb is not None else None
-    for _ in range(_MAX_CALLERS):
-        if frame is None:
-            break
-        tb = TracebackType(tb, frame, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
-    return tb
 
 
 def _unchanged(diagnosis: Diagnosis) -> Diagnosis:

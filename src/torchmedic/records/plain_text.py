@@ -59,3 +59,13 @@ def visible_json(text: str, *, in_html: bool = False) -> str:
     """JSON with the same characters as escapes of JSON; with `in_html`, also those that could end an HTML element."""
     hidden = _HIDDEN_IN_HTML if in_html else _HIDDEN
     return hidden.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def one_line(text: str) -> str:
+    """The visible text on one line, for formats in which a line is a record."""
+    return " ".join(visible(text).split())
+
+
+def clipped(text: str, length: int) -> str:
+    """At most `length` characters, with a mark where text was cut off."""
+    return text if len(text) <= length else text[: max(0, length - 4)] + " ..."

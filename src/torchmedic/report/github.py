@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from torchmedic.records import Diagnosis, Location, Report, Treatment
-from torchmedic.records.plain_text import visible
+from torchmedic.records.plain_text import clipped, one_line, visible
 from torchmedic.report import markdown
-from torchmedic.report.visible import clipped, one_line
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from torchmedic.records import Diagnosis, Outcome, Report, Treatment
-from torchmedic.records.plain_text import visible
+from torchmedic.records.plain_text import clipped, one_line, visible
 from torchmedic.report import terminal
-from torchmedic.report.visible import clipped, one_line
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!@&$])")
 _CODE = re.compile(r"(`[^`]+`)")  # a code span: what is in it stays as it is

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.records.plain_text import one_line
 from torchmedic.report.frames import Frame, frames
 from torchmedic.report.patches import hunks
-from torchmedic.report.visible import one_line
 from torchmedic.runfolder import files
 
 _SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}

@@ -38,7 +38,7 @@ def read_report(run: Path) -> Report:
     latest = max(boxes, key=lambda box: box.last.time if box.last is not None else 0.0, default=None)
     known = set(report.diagnoses)
     found = [each for each in findings.new(at_end=True) if each not in known]
-    end = with_torchmedic(supervisors[0].pid, latest)
+    end = with_torchmedic(supervisors[0].pid, latest).done()
     steps = latest.last.updates if latest is not None and latest.last is not None else 0
     return Report(
         outcome=replace(report.outcome, steps=steps, symptom="death"), diagnoses=(*report.diagnoses, *found, end)

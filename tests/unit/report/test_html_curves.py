@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from runs import diagnosis, points, whole
 
 from torchmedic.report.html import charts, page
+from torchmedic.report.html.charts import scale_of
 from torchmedic.report.html.run_data import CurveLine, Process
-from torchmedic.report.html.scales import scale_of
 from torchmedic.report.html.series import MAX_POINTS
 from torchmedic.report.html.training_curves import constant_rate, training_curves
 

@@ -62,7 +62,7 @@ class LastMemory:
 
     @property
     def counted(self) -> Proof | None:
-        """That the kernel has counted a kill."""
+        """The fact that the kernel has counted a kill, in words; None if it has not."""
         kills = self.death.oom_kills
         if not kills:
             return None
@@ -83,7 +83,7 @@ class LastMemory:
         return draft
 
     def tell(self, draft: Draft) -> None:
-        """How memory went as the parent saw it: also where many processes have filled it together."""
+        """Add the course of the memory as the parent saw it, also if many processes filled it together."""
         if self.death.swap_free == 0:
             draft.because("there is no free swap")
         samples = self._samples
@@ -118,7 +118,7 @@ class LastMemory:
 
     @functools.cached_property
     def _held(self) -> HeldMemory | None:
-        """What held a good part of it: of all, or of what came lately, as a forked process has much of its parent's."""
+        """The holder of a good part of all memory, or of its recent growth: a fork has much of its parent's memory."""
         found = next(iter(self.death.holders), None)
         return found if found is not None and found.nbytes >= min(self.used // 4, self._growth // 3) else None
 

@@ -1,10 +1,10 @@
-"""What every rule about a run that does not get on says: since when, where it stands, and who else is there."""
+"""What every rule about a run without progress says: since when, where it stands, and what other threads do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rule import Check, Draft, Rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import duration, listed
 from torchmedic.records import Diagnosis, Grade, Location, Role, Severity
@@ -26,10 +26,22 @@ class StallDraft(Draft):
         self._stall = stall
         self.because(since(stall))
 
-    def finish(self, severity: Severity = "error") -> Diagnosis:
+    def done(self, *, step: int | None = None, severity: Severity | None = None) -> Diagnosis:
         """Add what is known of the other threads and processes, and end."""
         self.because(*_company(self._stall))
-        return self.done(severity=severity)
+        return super().done(step=step, severity=severity)
+
+
+class StallRule(Rule[Stall], frozen=True):
+    """A rule about a run that makes no progress."""
+
+    def draft(self, stall: Stall, grade: Grade, message: str, cause: str) -> StallDraft:
+        return StallDraft(self, stall, grade, message, cause)
+
+
+def stall_rule(code: str, name: str) -> Callable[[Check[Stall]], StallRule]:
+    """Make a rule of a check; its drafts know which process stands still."""
+    return lambda check: StallRule(code, name, check)
 
 
 def since(stall: Stall) -> str:

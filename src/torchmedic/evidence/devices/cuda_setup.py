@@ -20,7 +20,7 @@ LITTLE = 256 << 20  # bytes: less than the handle and workspace of cuBLAS, or a 
 
 
 class CudaSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts, from the inside out."""
+    """What is known of CUDA on this machine, from torch outwards to the driver."""
 
     torch: str  # its version
     build: str | None  # the CUDA (or ROCm) version that torch was built for; None for a CPU build
@@ -40,7 +40,7 @@ class CudaSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As evidence."""
+        """The facts as lines of evidence."""
         build = f"built for CUDA {self.build}" if self.build is not None else "built without CUDA"
         driver = f"NVIDIA driver {self.driver}" if self.driver is not None else "no NVIDIA driver is loaded"
         cards = f"{self.cards} GPU{'s' if self.cards != 1 else ''}"

@@ -86,7 +86,7 @@ class Trace(TorchDispatchMode):
         return result
 
     def births_of(self, tensor: torch.Tensor) -> list[Birth]:
-        """All that the failing operation was given on a stray tensor's device was made of there, the nearest first."""
+        """Where the failing operation's inputs on the stray tensor's device come from, the nearest first."""
         given = [other for other in self.failed if other.device == tensor.device and (other.dim() or not tensor.dim())]
         keys = [key for each in given if (key := storage_of(each)) is not None]
         found: list[Birth] = []
@@ -137,7 +137,7 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def device_words(frame: FrameType) -> Words:
-    """How a function can name a device: a variable of that name, that of a tensor, that of its module."""
+    """The expressions by which a function can name a device: a variable, a tensor's device, its module's device."""
     local = dict(frame.f_locals)
     found: list[tuple[str, torch.device]] = []
     for name, value in local.items():

@@ -111,7 +111,7 @@ class Stray:
 
 
 def items_of(value: Any) -> list[Any]:
-    """What a container or a plain object (a dataclass, a namespace) holds; nothing of anything bigger."""
+    """The items of a container or a plain object (dataclass, namespace); none for other objects."""
     if isinstance(value, dict):
         return list(value.values())[:1000]
     if isinstance(value, list | tuple | set):
@@ -141,7 +141,7 @@ def split_in_replay(evidence: RaisedEvidence, failure: StepFailure) -> Split | N
 
 
 def _up_to_failure(evidence: RaisedEvidence) -> Step | None:
-    """For an evaluation, which never goes backward."""
+    """The statements up to the failure, for an evaluation, which never goes backward."""
     try:
         return evidence.failing_step()
     except CannotCut:

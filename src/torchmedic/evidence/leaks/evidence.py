@@ -159,10 +159,6 @@ class LeakEvidence(GrownMemory):
         """Whether a loss is made from the items, so that they need their graphs."""
         return training_loops(self._files).goes_backward(self.growth.held.last)
 
-    def here(self) -> Place | None:
-        frame = self._frames[0] if self._frames else None
-        return Place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
-
 
 def is_read(held: Held, traffic: Traffic, files: list[str]) -> bool:
     """Whether a line uses a holder for more than to put something in, or to ask how long it is."""

@@ -111,7 +111,7 @@ class GrownMemory:
 
     @functools.cached_property
     def total(self) -> int:
-        """Bytes that there are in all: of the device, or of the host as far as this process may have them."""
+        """All bytes of the device, or those of the host that this process may have."""
         if self.on_device:
             if not torch.cuda.is_initialized():
                 return 0  # a device that does not say
@@ -121,7 +121,7 @@ class GrownMemory:
 
     @functools.cached_property
     def left(self) -> int:
-        """Bytes that are still to be had; where several workers grow alike, by one of them."""
+        """Bytes that are still free; if several workers grow alike, the share of one of them."""
         return self._left_for_all // (self.worker[1] if self.worker is not None else 1)
 
     @functools.cached_property
@@ -150,7 +150,7 @@ class GrownMemory:
 
     @property
     def matters(self) -> bool:
-        """Whether the memory behind it is much by now, and ends some time."""
+        """Whether the growth has taken much memory by now, and will use it up."""
         if max(self.bytes_held, self.measured if self.growth.what != "data" else 0) < _NOTABLE_BYTES:
             return False
         left = self.periods_left
@@ -158,12 +158,12 @@ class GrownMemory:
 
     @property
     def is_critical(self) -> bool:
-        """Whether it has taken a good part of all memory."""
+        """Whether the growth has taken a good part of all memory."""
         return self.matters and max(self.bytes_held, self.measured) >= _CRITICAL_SHARE * (self.left + self.measured)
 
     @property
     def is_notable(self) -> bool:
-        """For what is emptied some time: whether it takes much until then."""
+        """Whether a holder that is emptied at times takes much memory until then."""
         return self.measured >= max(_NOTABLE_BYTES, _NOTABLE_SHARE * self.total)
 
 

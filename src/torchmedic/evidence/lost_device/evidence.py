@@ -137,12 +137,12 @@ class LostDevice:
 
     @property
     def health(self) -> list[str]:
-        """What the driver says of the card."""
+        """The driver's facts about the card."""
         return health_facts(read_gpu_health(self.agent.run))
 
     @property
     def surfaced(self) -> Location | None:
-        """Where the host came to know of it."""
+        """Where the host noticed the loss."""
         if self.noticed is None:
             return None
         label = "the device had failed by then" if self._is_ours else "torch reported it here, when it next waited"
@@ -210,7 +210,7 @@ def _is_mapping(value: Any) -> bool:
 
 
 def _stopped(error: BaseException) -> str:
-    """Why a shadow came to no end, and where."""
+    """Why and where a shadow stopped early."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -220,7 +220,7 @@ def _stopped(error: BaseException) -> str:
 
 
 def root_traceback(error: BaseException) -> TracebackType | None:
-    """That of the exception that told of the device, where the user's code has raised another from it."""
+    """The traceback of the exception about the device, if the user's code has raised another from it."""
     found = error.__traceback__
     for _ in range(10):
         error_before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

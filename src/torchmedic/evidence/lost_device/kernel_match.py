@@ -19,7 +19,7 @@ _NATIVE = {
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    """How the two fit together."""
+    """How the failure in the shadow fits the failure of the device."""
 
     certain: bool  # the operation is to blame whatever the values were that had to be invented
     contradicts: bool  # the kernel speaks of an operation of another kind

@@ -41,7 +41,7 @@ def callers_of(evidence: RaisedEvidence) -> list[Frame]:
 
 
 def call_under_way(evidence: RaisedEvidence, grad: bool) -> Given | None:
-    """What the root module was called with that the failure came out of, and whether gradients were on."""
+    """The main input of the running call of the root module."""
     for frame in evidence.frames:
         if frame.function == "_wrapped_call_impl" and frame.module is not None:
             given = frame.variables.get("args", ()) or frame.variables.get("kwargs", {}).values()
@@ -64,7 +64,7 @@ def is_updating(frames: Sequence[Frame]) -> bool:
 
 
 def is_lent(holder: Holder) -> bool:
-    """Whether a variable of the user's leads there through an object that its function was given: that lives on."""
+    """Whether a variable leads to the memory through an argument of its function: the argument outlives the call."""
     code = holder.scope
     base = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
     if isinstance(code, CodeType) and base in code.co_freevars and is_user_file(holder.file):
@@ -76,14 +76,14 @@ def is_lent(holder: Holder) -> bool:
 
 
 def history_of(frames: Iterable[Frame]) -> list[torch.Tensor]:
-    """The history that LBFGS keeps: until its step ends, only in variables of that step."""
+    """The history of LBFGS, which is only in variables of `step` until `step` ends."""
     owners = [(frame, frame.variables.get("self")) for frame in frames if not frame.is_user]
     kept = [frame.variables.get(name) for frame, owner in owners if isinstance(owner, LBFGS) for name in _HISTORY]
     return tensors_in([each for each in kept if each is not None])
 
 
 def pinned_by_first_attempt(evidence: RaisedEvidence, book: Book) -> int:
-    """Bytes that an out-of-memory holds which is still being handled: its frames live until the handler is left."""
+    """Bytes that an earlier out-of-memory holds while it is handled: its frames live until the handler ends."""
     before = evidence.error.__context__
     if before is None or not is_out_of_memory(before):
         return 0

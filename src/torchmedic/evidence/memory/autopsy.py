@@ -21,7 +21,7 @@ from torchmedic.evidence.memory import table
 from torchmedic.evidence.memory.accounting.book import Book
 from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, Holder
 from torchmedic.evidence.memory.accounting.measured import Measured, measure, refusal_of
-from torchmedic.evidence.memory.accounting.saved_by_graph import is_leaf, sequence_of
+from torchmedic.evidence.memory.accounting.saved_by_graph import sequence_of
 from torchmedic.evidence.memory.accounting.walk import held_tensors
 from torchmedic.evidence.memory.attempts import callers_of, history_of, is_lent, is_updating, next_node
 from torchmedic.evidence.memory.by_line import Layers, Line, Method
@@ -31,6 +31,7 @@ from torchmedic.evidence.memory.retained_graphs import Retained, retained_graphs
 from torchmedic.evidence.memory.source.differentiated import Backward, backward_around, is_differentiated
 from torchmedic.observe.context import ProcessContext
 from torchmedic.replay.step.step import Step
+from torchmedic.source.objects.graph import is_leaf
 from torchmedic.source.segment.cut import CannotCut, carried_names
 
 
@@ -96,7 +97,7 @@ class Autopsy:
         self.saved_lines, self.method = self._lines()
 
     def replay_recomputation(self) -> list[Line]:
-        """In backward, where the graph has kept little: play again what a checkpoint had computed again by then."""
+        """In backward, if the graph has kept little: replay what a checkpoint had computed again until the failure."""
         if self._recomputed is None:
             user, asked = self.evidence.user_frame, self.asked or 0
             little = self.in_backward and self.book.total("saved activations") < asked
@@ -276,7 +277,7 @@ class Autopsy:
 
 
 def examine_memory(evidence: RaisedEvidence) -> Autopsy | None:
-    """Take the autopsy of an exception that says that memory has run out in this process."""
+    """The autopsy of an exception that says that this process ran out of memory."""
     if evidence.exhaustion is None or evidence.incident.worker is not None:
         return None
     try:

@@ -41,7 +41,7 @@ class Unusual(NamedTuple):
 
 
 def comparable(given: Sequence[Given], now: Given | None, grad: bool) -> list[Given]:
-    """The calls that can be held against each other, the last of which is the one that failed.
+    """The calls that can be compared; the last one is the call that failed.
 
     Args:
         given: What root modules were called with, as far as that was noted: once per step.
@@ -59,7 +59,7 @@ def comparable(given: Sequence[Given], now: Given | None, grad: bool) -> list[Gi
 
 
 def unusual(calls: Sequence[Given]) -> Unusual | None:
-    """The last call, held against those before it."""
+    """The last call, compared with the calls before it."""
     if len(calls) <= _MIN_EARLIER_BATCHES:
         return None
     last = calls[-1]
@@ -72,7 +72,7 @@ def unusual(calls: Sequence[Given]) -> Unusual | None:
 
 
 def is_growing(calls: Sequence[Given]) -> bool:
-    """Whether none is smaller than the one before it and several are larger, the last by no more than is usual."""
+    """Whether sizes never fall and rise several times, the last time by no more than usual."""
     sizes = [max(1, math.prod(each.shape)) for each in calls]
     ratios = [two / one for one, two in itertools.pairwise(sizes)]
     rises = [ratio for ratio in ratios if ratio > 1]
@@ -139,7 +139,7 @@ def largest_item(batch: Sequence[torch.Tensor], indices: Sequence[Any]) -> Large
 
 
 def _lengths(tensor: torch.Tensor) -> list[int]:
-    """How far each row goes until nothing but its padding, the value at the end of most rows, follows."""
+    """The length of each row without its padding; padding is the value at the end of most rows."""
     flat = tensor.reshape(len(tensor), tensor.shape[1], -1)
     ends = flat[:, -1, 0]
     padding = ends.mode().values if ends.dtype != torch.bool else torch.tensor(False)

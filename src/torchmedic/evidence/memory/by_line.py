@@ -86,7 +86,7 @@ def _around(drift: int) -> Iterator[int]:
 def by_line(
     saved: Iterable[SavedHere], since: int, ledger: ByteLedger | None, layers: Layers
 ) -> tuple[list[Line], Method]:
-    """The biggest first, and how they were found."""
+    """The lines that save most for backward, the biggest first, and how they were found."""
     entries = list(saved)
     if ledger is None or not entries:
         return by_layer(entries, layers), "live graph"
@@ -113,7 +113,7 @@ def by_replay(saved: Iterable[Saved]) -> list[Line]:
 
 
 def merged(one: list[Line], two: list[Line]) -> list[Line]:
-    """Two lists of lines as one."""
+    """Join two lists of lines; equal lines are added up."""
     sums: dict[tuple[str, int, str], Line] = {}
     for line in [*one, *two]:
         key = (line.spot.file, line.spot.line, "") if line.spot is not None else ("", 0, line.node)
@@ -129,7 +129,7 @@ def merged(one: list[Line], two: list[Line]) -> list[Line]:
 
 
 def by_layer(saved: Iterable[SavedHere], layers: Layers) -> list[Line]:
-    """Without a replay: by the layer whose weights an operation used, and the others by their kind."""
+    """Group saved tensors without a replay: by the layer whose weights were used, else by the kind of operation."""
     placed: list[tuple[int, Place]] = []
     others: list[SavedHere] = []
     for each in saved:
@@ -142,7 +142,7 @@ def by_layer(saved: Iterable[SavedHere], layers: Layers) -> list[Line]:
 
 
 def _by_node(saved: Iterable[SavedHere]) -> list[Line]:
-    """By the kind of operation."""
+    """Group saved tensors by the kind of operation."""
     sums: dict[str, tuple[int, int]] = {}
     for each in saved:
         nbytes, count = sums.get(each.node, (0, 0))
@@ -152,7 +152,7 @@ def _by_node(saved: Iterable[SavedHere]) -> list[Line]:
 
 
 def summed(placed: Iterable[tuple[int, Place]]) -> list[Line]:
-    """Bytes with their places as lines, the biggest first."""
+    """Add up bytes by place, the biggest first."""
     sums: dict[tuple[str, int], tuple[int, int, Spot | None, dict[str, int]]] = {}
     for nbytes, place in placed:
         spot = place.spot

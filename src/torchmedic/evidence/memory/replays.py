@@ -24,7 +24,7 @@ class NotPlayed(Exception):
 def play(
     step: Step, device: torch.device | None, *, stop: int | None, asked: int | None, line: tuple[str, int] | None
 ) -> tuple[ByteLedger, torch.device | None]:
-    """Play it; also the device that new tensors have to be made on, if that matters.
+    """Play the failed step on fake tensors; also returns the default device of new tensors, if that matters.
 
     Args:
         step: What failed.

@@ -30,7 +30,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def results_of(calls: Iterable[Call]) -> list[Result]:
-    """What each call would have made, where its operands tell: an elementwise operation, a product, a factory."""
+    """The result that each call would have made, where operands tell its size: elementwise, product, factory."""
     found: list[Result] = []
     calls = list(calls)
     for known in (call.frame.variables for call in calls if not call.frame.is_user):

@@ -45,7 +45,7 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Situation(NamedTuple):
-    """What is the same for all holders of one failure; see `retained_graphs`."""
+    """The facts that all holders of one failure share; see `retained_graphs`."""
 
     book: Book
     carried: frozenset[str]
@@ -103,7 +103,7 @@ def retained_graphs(
 
     Args:
         found: Tensors with their holders.
-        book: In which what is accounted for otherwise stands.
+        book: The storages that are accounted for otherwise.
         carried: Names that a loop hands on from one turn to the next.
         backward: Whether that loop goes backward: in every turn, then nothing has to outlive one; or its file does
             somewhere, then what it hands on may be for that.
@@ -209,7 +209,7 @@ def _is_collection(group: list[Found]) -> bool:
 
 
 def _is_several(group: list[Found]) -> bool:
-    """Whether one container holds several; variables of the same name in several calls of a function are not that."""
+    """Whether one container holds several of the tensors, and not the same variable in several calls."""
     return len(group) >= _MIN_SEVERAL and len({id(each.holder.owner) for each in group}) == 1
 
 

@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def rows_of(autopsy: Autopsy) -> Iterator[Row]:
-    """All rows, also those of nothing; together they are what was in use."""
+    """All rows, also those of 0 bytes; their sum is what was in use."""
     book, measured = autopsy.book, autopsy.measured
     for heading in ("parameters", "buffers", "gradients", "optimizer state", "the batch"):
         yield Row(heading, book.total(heading))
@@ -73,7 +73,7 @@ def _device_rows(autopsy: Autopsy) -> Iterator[Row]:
 
 
 def record_of(autopsy: Autopsy) -> dict[str, Any]:
-    """For events.jsonl."""
+    """The table as a record for events.jsonl."""
     return {
         "where": autopsy.exhaustion.where,
         "asked": autopsy.asked,

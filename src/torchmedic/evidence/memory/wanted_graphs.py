@@ -52,7 +52,7 @@ def is_wanted(held: Retained, evidence: RaisedEvidence) -> bool:
 
 
 def _is_for_backward(held: Retained) -> bool:
-    """Whether the function that fills it goes backward, or another one through it: then the graphs may be wanted."""
+    """Whether the function that fills the holder, or another one, goes backward through it: it may want the graphs."""
     fillers = fillers_of(held.holder)
     name = held.holder.path.partition("[")[0].rpartition(".")[2]
     if not fillers or is_differentiated_later(frozenset({name})):
@@ -90,6 +90,6 @@ def evaluation_of(autopsy: Autopsy) -> Evaluation | None:
 
 
 def _is_trained_elsewhere(autopsy: Autopsy) -> bool:
-    """Whether what trains is not this, or nothing does."""
+    """Whether other code trains: weights were updated before, or no code of the user calls backward."""
     updated = autopsy.agent is not None and autopsy.agent.clock.updates > 0
     return updated or not source_goes_backward()

@@ -24,13 +24,12 @@ from typing import Any
 
 from torchmedic.contained import contained, is_short, text_of
 from torchmedic.observe.failures import hostile_exceptions
-from torchmedic.observe.failures.hostile_exceptions import examinable, next_in_chain, set_traceback, traceback_of
+from torchmedic.observe.failures.hostile_exceptions import examinable, traceback_of
+from torchmedic.observe.failures.shown_tracebacks import without_our_frames
 from torchmedic.observe.memory import headroom
-from torchmedic.source.user_code import PACKAGE
 
 Handler = Callable[[BaseException], None]
 
-_DEMOS = os.path.join(PACKAGE, "demos") + os.sep
 
 _seen: BaseException | None = None  # of the main thread, which ends with it
 _leaving: Exception | None = None  # behind the `SystemExit` that is under way
@@ -270,32 +269,3 @@ def _watching(show: Callable[..., Any], caller: CodeType, handler: Handler) -> C
             handle(error, handler)
 
     return watched
-
-
-def without_our_frames(error: BaseException) -> None:
-    """Take the frames of our patches out of a traceback, so that it reads as it would have without us."""
-    chain: BaseException | None = error
-    for _ in range(50):
-        if chain is None:
-            return
-        set_traceback(chain, _strip(traceback_of(chain)))
-        chain = next_in_chain(chain)
-
-
-def _strip(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and _is_ours(tb):
-        tb = tb.tb_next
-    head = tb
-    while tb is not None:
-        following = tb.tb_next
-        while following is not None and _is_ours(following):
-            following = following.tb_next
-        if following is not tb.tb_next:
-            tb.tb_next = following
-        tb = following
-    return head
-
-
-def _is_ours(tb: TracebackType) -> bool:
-    filename = tb.tb_frame.f_code.co_filename
-    return filename.startswith(PACKAGE) and not filename.startswith(_DEMOS)

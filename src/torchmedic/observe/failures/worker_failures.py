@@ -26,7 +26,8 @@ from torch._utils import ExceptionWrapper
 
 from torchmedic.contained import contained, is_short
 from torchmedic.observe.failures import forked_look, worker_reserve
-from torchmedic.observe.failures.exceptions import undisturbed, without_our_frames
+from torchmedic.observe.failures.exceptions import undisturbed
+from torchmedic.observe.failures.shown_tracebacks import without_our_frames
 from torchmedic.observe.failures.sketch import plain, shape_of, text_of, variables_of
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.step.batches import through_subsets

@@ -43,7 +43,7 @@ from torchmedic.replay.step.tensor_writes import RestoreWrites
 from torchmedic.source.assignments import names_read, names_written, read_first
 from torchmedic.source.lookup.failing_call import lost_arguments
 from torchmedic.source.objects.finite import is_finite
-from torchmedic.source.objects.graph import leaves_behind
+from torchmedic.source.objects.graph import is_leaf, leaves_behind
 from torchmedic.source.segment.cut import Segment
 from torchmedic.source.segment.standalone import AWAIT, END
 
@@ -100,7 +100,7 @@ class Runner:
             tensor
             for value in [*self._locals.values(), *self._frame.f_globals.values()]
             for tensor in tensors_in(value, 2)
-            if _is_trained_leaf(tensor)
+            if tensor.requires_grad and is_leaf(tensor)
         ]
 
     @property
@@ -282,13 +282,6 @@ class Runner:
         namespace[END] = SegmentEnd
         namespace[AWAIT] = _run_to_end
         return namespace
-
-
-def _is_trained_leaf(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.requires_grad and tensor.is_leaf
-    except RuntimeError:
-        return False  # a view whose base was changed in place: torch does not even say whether it is a leaf
 
 
 def _is_lost(taken: dict[str, Any]) -> bool:

@@ -10,10 +10,10 @@ import msgspec
 from torchmedic.diagnose import catalogue
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.records.numbers import NumberTrace, PathNode, TriedCure
+from torchmedic.records.plain_text import clipped
 from torchmedic.report.frames import Frame, frames
 from torchmedic.report.markdown import proof
 from torchmedic.report.patches import Change, hunks
-from torchmedic.report.visible import clipped
 
 _MAX_PATH = 16
 _MAX_TRIED = 12

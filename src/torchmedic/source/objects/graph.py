@@ -70,6 +70,13 @@ def node_of(tensor: torch.Tensor) -> Any:
         return None
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False  # a view whose base was changed in place: torch does not even say that
+
+
 def existing_node_of(tensor: torch.Tensor) -> Any:
     """The node that made a tensor; None also for a view of changed data, where the question would make a new node."""
     if not tensor.requires_grad or tensor.is_inference() or (tensor._is_view() and tensor._version):

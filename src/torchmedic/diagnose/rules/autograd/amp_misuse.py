@@ -21,7 +21,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.syntax import nodes_in
@@ -29,13 +29,13 @@ from torchmedic.source.user_variables import user_trees
 
 
 @rule("TM119", "amp-misuse")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not any(frame.file.endswith("grad_scaler.py") for frame in evidence.library_frames):
         return None
     for find in (_repeated, _no_gradients, _low_precision):
         draft = find(evidence)
         if draft is not None:
-            return draft.done()
+            return draft
     return None
 
 

@@ -15,10 +15,9 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
@@ -26,7 +25,7 @@ from torchmedic.source.syntax import nodes_in
 
 
 @rule("TM101", "backward-on-non-scalar")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     inner = evidence.inside("_make_grads")
     if inner is None or "RuntimeError" not in evidence.kinds or not evidence.says("scalar outputs"):
         return None
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("pass `grad_outputs=torch.ones_like(...)` for the sum of the gradients, or reduce the tensor first")
     else:
         draft.help("reduce the loss to one number with `.mean()` or `.sum()`")
-    return draft.done()
+    return draft
 
 
 def _made(evidence: RaisedEvidence, loss: torch.Tensor) -> Origin | None:

@@ -23,16 +23,15 @@ from torchmedic.diagnose.cures.graph_edits import detached_in, retained, uses_in
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
-from torchmedic.evidence.carried_tensors import Carrier, carrier_in_generator, carrier_of
+from torchmedic.evidence.carried_tensors import carrier_in_generator, carrier_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
+from torchmedic.evidence.memory.source.fillers import Filler
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import GraphHolder, Import, Imports
 from torchmedic.replay.trace.provenance import FunctionCall
 from torchmedic.source.bindings import function_body
-from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import LOOPS, has_line, innermost
@@ -41,7 +40,7 @@ _MESSAGE = "backward reached a part of the graph that was already freed"
 
 
 @rule("TM104", "backward-through-freed-graph")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("backward through the graph a second time"):
         return None
     failure = BackwardFailure(evidence)
@@ -53,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("detach what is carried over from earlier steps, or add the losses up before one backward")
     elif failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "the second time, here"))
-    return draft.done()
+    return draft
 
 
 def _replayed(failure: BackwardFailure) -> Draft | None:
@@ -64,8 +63,8 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
     imports, played, old = found
     if not old:
         return _same_step(failure, imports, played)
-    carriers = [carrier for one in old if (carrier := carrier_of(failure, imports, one)) is not None]
-    if _only_goes_back(failure, carriers):
+    made = [carrier[1] for one in old if (carrier := carrier_of(failure, imports, one)) is not None]
+    if _only_goes_back(failure, made):
         narrow = failure.step
         for _ in itertools.islice(failure.widen(), 1, None):
             wider = _looked_at(failure)
@@ -89,14 +88,14 @@ def _looked_at(failure: BackwardFailure) -> tuple[Imports, ReplayResult, list[Im
     return imports, played, [one for one in found if one.is_spent(failure.sequence_number)]
 
 
-def _only_goes_back(failure: BackwardFailure, carriers: list[Carrier]) -> bool:
+def _only_goes_back(failure: BackwardFailure, made: list[Filler]) -> bool:
     """Whether the innermost loop around backward trains nothing, and goes back from what was computed before it."""
     frame = failure.caller
     body = function_body(frame) if frame is not None else None
     loop = innermost(body, frame.line, LOOPS) if frame is not None and body else None
-    if frame is None or loop is None or not carriers:
+    if frame is None or loop is None or not made:
         return False
-    inside = any(carrier.file != frame.file or has_line(loop, carrier.binding.lineno) for carrier in carriers)
+    inside = any(each.file != frame.file or has_line(loop, each.node.lineno) for each in made)
     calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
     steps = any(isinstance(function, ast.Attribute) and function.attr == "step" for function in calls)
     return not inside and not steps
@@ -113,16 +112,15 @@ def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, r
         if hidden is None:
             return _nameless(failure, old)
         carriers = [(old[0], hidden)]
-    found, carrier = max(carriers, key=lambda pair: pair[1].in_step)
-    name = carrier.holder.name
+    found, (name, made) = max(carriers, key=lambda pair: pair[1][1].in_loop)
     freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
     why = f"`{name}` comes from before this step and still carries its history, of which an earlier backward freed"
     draft = check.draft(failure.evidence, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
-    draft.at(node_location("cause", carrier.file, carrier.binding, f"`{name}` keeps its graph from here on"))
+    draft.at(made.location("cause", f"`{name}` keeps its graph from here on"))
     for spot in _uses(found)[:1]:
         draft.at(spot.location("origin", f"`{name}` is taken into this step's graph here"))
     trials = GraphTrials(failure)
-    if carrier.in_step and not repeated:
+    if made.in_loop and not repeated:
         title = f"detach `{name}` where the next step takes it over"
         candidates = ((title, edit) for edit in _detached(found))
         treated = trials.first(candidates, same_loss=False, keep_graphs=False, safety="changes-training")
@@ -130,7 +128,7 @@ def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, r
         return draft if treated is not None else draft.help(f"detach `{name}` before the next step takes it over")
     # To detach it would only hide that the weights behind it are never trained.
     title = f"compute `{name}` in every step"
-    treated = trials.first(_again(found, carrier, title), same_loss=False, keep_graphs=False)
+    treated = trials.first(_again(found, name, made, title), same_loss=False, keep_graphs=False)
     draft.treat(treated)
     if treated is None:
         draft.help(f"compute `{name}` in every step, or under `torch.no_grad()` if it shall not be trained")
@@ -159,14 +157,13 @@ def _detached(found: Import) -> Iterator[Edit]:
         yield from detached_in(holder.spot, holder.name, is_item=holder.is_item)
 
 
-def _again(found: Import, carrier: Carrier, title: str) -> Iterator[Candidate]:
-    """What the variable was made of, written out where it is used."""
-    if not isinstance(carrier.binding, ast.Assign) or not isinstance(carrier.binding.targets[0], ast.Name):
+def _again(found: Import, name: str, made: Filler, title: str) -> Iterator[Candidate]:
+    """The expression that made the variable, written out where the variable is used."""
+    if not isinstance(made.node, ast.Assign) or not isinstance(made.node.targets[0], ast.Name):
         return
-    value = carrier.binding.value
-    text = called(rewritten(carrier.file, value), value)
+    text = called(rewritten(made.file, made.node.value), made.node.value)
     for holder in found.holders:
-        if holder.name == carrier.holder.name and holder.spot.file == carrier.file:
+        if holder.name == name and holder.spot.file == made.file:
             for use in uses_in(holder.spot, holder.name):
                 yield title, Edit(spot_of_node(holder.spot.file, use, holder.spot.function), text)
 

@@ -13,21 +13,21 @@ gradient.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import head_location
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.trace.backward_hooks import Hooked, watch_hooks
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.graph import leaves_behind
-from torchmedic.source.returns import code_of
+from torchmedic.source.returns import code_of, with_return_line
 from torchmedic.source.syntax import has_line, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
@@ -39,7 +39,7 @@ _COUNT = re.compile(r"Backward hook returned an invalid number of grad_input, go
 
 
 @rule("TM117", "bad-hook")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     size, kind, count = (pattern.search(evidence.message) for pattern in (_SIZE, _TYPE, _COUNT))
     if evidence.says("register a hook on a tensor that doesn't require gradient"):
         return _too_soon(evidence)
@@ -71,8 +71,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(place)
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced" if place is not None else "cause", "the hook is called from here"))
-    draft.help("return `None` from a hook that only looks, else a gradient of the same shape, dtype and device")
-    return draft.done()
+    return draft.help("return `None` from a hook that only looks, else a gradient of the same shape, dtype and device")
 
 
 def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> Blamed:
@@ -121,7 +120,7 @@ def _functions(tree: ast.Module, line: int) -> Iterator[ast.FunctionDef | ast.La
                 yield node
 
 
-def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
+def _too_soon(evidence: RaisedEvidence) -> Draft:
     draft = check.draft(
         evidence,
         "proven",
@@ -129,7 +128,65 @@ def _too_soon(evidence: RaisedEvidence) -> Diagnosis:
         "no gradient will ever come to this tensor, so the hook would never be called",
     )
     draft.at(*evidence.at_user_line("cause", "this tensor does not require a gradient"))
-    draft.help(
+    return draft.help(
         "put the hook on a tensor that is computed from parameters with gradients on, or call `requires_grad_()`"
     )
-    return draft.done()
+
+
+class Hooked(NamedTuple):
+    """One call of a hook on a tensor or a module."""
+
+    hook: Callable[..., Any]
+    given: Any  # the gradient, or the gradients of a module's inputs
+    returned: Any
+    line: int = 0  # that it returned from
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether what it returned cannot take the place of what it was given."""
+        if self.returned is None:
+            return False
+        many = isinstance(self.given, tuple)
+        given = self.given if many else (self.given,)
+        returned = self.returned if many and isinstance(self.returned, tuple) else (self.returned,)
+        return len(given) != len(returned) or any(_differs(*pair) for pair in zip(given, returned, strict=True))
+
+
+def _differs(given: Any, returned: Any) -> bool:
+    if returned is None or given is None:
+        return False
+    return not isinstance(returned, torch.Tensor) or returned.shape != given.shape or returned.device != given.device
+
+
+@contextlib.contextmanager
+def watch_hooks(
+    leaves: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module], seen: list[Hooked]
+) -> Iterator[None]:
+    """Note the calls of hooks that are on some leaves and modules, and of those that the replay puts on tensors."""
+
+    def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            returned, line = with_return_line(code_of(hook), hook, *args)
+            seen.append(Hooked(hook, args[1] if len(args) > 1 else args[0], returned, line))
+            return returned
+
+        return call
+
+    original: Callable[..., Any] = torch.Tensor.register_hook
+
+    def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        return original(tensor, watched(hook))
+
+    replaced: list[tuple[Any, int, Callable[..., Any]]] = []
+    owners: list[Any] = [*leaves, *(child for module in modules for child in module.modules())]
+    for hooks in {id(owner._backward_hooks): owner._backward_hooks for owner in owners}.values():
+        for key, hook in list(hooks.items()) if hooks else ():
+            replaced.append((hooks, key, hook))
+            hooks[key] = watched(hook)
+    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.register_hook = original  # type: ignore[method-assign]
+        for hooks, key, hook in replaced:
+            hooks[key] = hook

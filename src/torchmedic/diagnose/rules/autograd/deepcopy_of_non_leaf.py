@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.origins import attribute_assignments
 
 
 @rule("TM124", "deepcopy-of-non-leaf")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("graph leaves", "deepcopy protocol"):
         return None
     tensor = next(
@@ -49,7 +49,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         )
     else:
         draft.help("copy `x.detach().clone()` instead")
-    return draft.done()
+    return draft
 
 
 def _attribute(evidence: RaisedEvidence) -> tuple[Any, str]:

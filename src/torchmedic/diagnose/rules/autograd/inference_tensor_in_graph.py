@@ -19,19 +19,18 @@ import torch
 
 from torchmedic.diagnose.cures.edits import Candidate, copied
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._grad_mode import inference_switches
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.lookup.failing_call import Argument, raising_call
 
 
 @rule("TM115", "inference-tensor-in-graph")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not (
         evidence.says("inference tensor", "inferencemode")
         or evidence.says("inference tensors cannot be saved for backward")
@@ -65,10 +64,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         candidates = elsewhere(spot) if written else _cloned(found, spot)
         treated = GraphTrials(failure).first(candidates, same_loss=False)
     draft.treat(treated)
-    draft.help(
+    return draft.help(
         "or make it under `torch.no_grad()` instead" if treated else "make it under `torch.no_grad()`, or clone it"
     )
-    return draft.done()
 
 
 def _inference_argument(evidence: RaisedEvidence) -> Argument | None:

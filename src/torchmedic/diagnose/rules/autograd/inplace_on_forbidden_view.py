@@ -18,12 +18,12 @@ import torch
 
 from torchmedic.diagnose.cures.edits import out_of_place
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.trace.microscope import Microscope, Spot
 from torchmedic.replay.trace.provenance import Provenance
 
@@ -36,7 +36,7 @@ _KINDS = (
 
 
 @rule("TM106", "inplace-on-forbidden-view")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("view", "modified inplace"):
         return None
     why = next((text for fragment, text in _KINDS if evidence.says(fragment)), None)
@@ -62,7 +62,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(_advice(evidence))
-    return draft.done()
+    return draft
 
 
 def _advice(evidence: RaisedEvidence) -> str:
@@ -100,7 +100,7 @@ def _fits(node: str, name: str, outputs: tuple[torch.Tensor, ...]) -> bool:
     return node in names or node.startswith(name.strip("_").lower())
 
 
-def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> Diagnosis | None:
+def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> Draft | None:
     """The write came first; what raises is the next use of the view."""
     found = _writer(failure)
     grade = "proven" if found is not None else "likely"
@@ -116,11 +116,10 @@ def _base_written(evidence: RaisedEvidence, failure: StepFailure, why: str) -> D
         treated = GraphTrials(failure, None).first(out_of_place(found))
         draft.treat(treated)
         if treated is not None:
-            return draft.done()
+            return draft
     else:
         draft.at(*evidence.at_user_line("cause", "the view is used here; the write is earlier"))
-    draft.help("make the write out of place, or write before the tensor is split")
-    return draft.done()
+    return draft.help("make the write out of place, or write before the tensor is split")
 
 
 def _writer(failure: StepFailure) -> Spot | None:

@@ -13,7 +13,7 @@ Cure: change weights under `torch.no_grad()`; make a new tensor where the change
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._inplace_call import (
     elsewhere,
     is_trained,
@@ -26,11 +26,10 @@ from torchmedic.diagnose.rules.autograd._inplace_call import (
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM105", "inplace-on-leaf")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says(
         "leaf variable that requires grad", "in-place operation"
     ):
@@ -66,4 +65,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help("change it under `torch.no_grad()`" if update else "compute a new tensor instead: `x = x + ...`")
-    return draft.done()
+    return draft

@@ -21,18 +21,24 @@ import msgspec
 from torchmedic.diagnose.cures.edits import Candidate, copied, left_out, out_of_place
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.autograd._inplace_source import built_inplace, in_place_statements
+from torchmedic.diagnose.rules.autograd._inplace_source import (
+    Overwritten,
+    Saved,
+    built_inplace,
+    in_place_statements,
+    watch_saved_tensors,
+    writers,
+)
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Microscope, Op, Spot, storage_of
-from torchmedic.replay.trace.saved_and_written import Overwritten, Saved, watch_saved_tensors, writers
 from torchmedic.source.live_frames import node_location
 
 
 class Found(NamedTuple):
-    """What the replay showed."""
+    """The result of the replay."""
 
     saved: Saved
     written: list[Op]
@@ -41,7 +47,7 @@ class Found(NamedTuple):
 
 
 @rule("TM102", "inplace-on-saved-tensor")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("modified by an inplace operation"):
         return None
     failure = BackwardFailure(evidence)
@@ -64,7 +70,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if _is_weight(failure, saved):
         draft.because("the memory is that of a weight")
     _treat(draft, failure, found)
-    return draft.done()
+    return draft
 
 
 def _replayed(failure: BackwardFailure) -> Found | None:
@@ -176,7 +182,7 @@ def _without_flag(failure: BackwardFailure, trials: GraphTrials, module: Any) ->
     return trials.under(lambda: not_inplace([module]), title) or trials.under(lambda: not_inplace(alike), title)
 
 
-def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:
+def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Draft:
     draft = check.draft(
         evidence,
         "likely",
@@ -195,5 +201,4 @@ def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagn
     draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
     draft.because("a replay of the last iteration alone does not show the write" if not failure.why_not else "")
     draft.because(evidence.message.split(" Hint:")[0][:300])
-    draft.help("make the write out of place, or write to a clone")
-    return draft.done()
+    return draft.help("make the write out of place, or write to a clone")

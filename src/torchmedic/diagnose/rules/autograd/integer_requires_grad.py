@@ -16,10 +16,10 @@ import ast
 import torch
 
 from torchmedic.diagnose.cures.edits import called, rewritten
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Treatment
+from torchmedic.records import Treatment
 from torchmedic.replay.step.trial import Edit, edited
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
@@ -27,7 +27,7 @@ from torchmedic.source.spots import spot_of_node
 
 
 @rule("TM120", "integer-requires-grad")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not (
         evidence.says("only tensors of floating point", "require grad")
         or evidence.says("data set to a tensor that requires gradients must be floating point")
@@ -52,12 +52,11 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(f"{name} has shape {shape(tensor)} and dtype {dtype(tensor)}")
     converted = _converted(frame, node) if frame is not None and is_whole else None
     draft.treat(converted)
-    draft.help(
+    return draft.help(
         "or keep it without a gradient, as a buffer"
         if converted is not None
         else "make it floating-point (`.float()`), or keep it without a gradient, as a buffer"
     )
-    return draft.done()
 
 
 def _subject(frame: Frame) -> tuple[ast.expr | None, torch.Tensor | None]:

@@ -19,7 +19,7 @@ import torch
 
 from torchmedic.diagnose.cures.graph_edits import call_at, not_reentrant, uncut, with_gradients
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._grad_mode import gradients_always_on, where_switched_off
 from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.backward_failure import BackwardFailure
@@ -31,7 +31,7 @@ from torchmedic.evidence.frozen_parameters import (
     unfrozen,
     where_frozen,
 )
-from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
@@ -55,7 +55,7 @@ class Finding:
 
 
 @rule("TM103", "loss-without-graph")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("does not require grad", "grad_fn"):
         return None
     failure = BackwardFailure(evidence)
@@ -74,7 +74,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(finding.advice)
-    return draft.done()
+    return draft
 
 
 def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:
@@ -93,7 +93,7 @@ def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) 
 def _frozen_beside(
     failure: BackwardFailure, provenance: Provenance, root: torch.Tensor, cuts: list[FunctionCall]
 ) -> Finding | None:
-    """What was cut off belongs to one optimizer, and the loss goes through frozen weights of another one (a GAN)."""
+    """Weights of one optimizer were cut off, and the loss goes through frozen weights of another one (a GAN)."""
     beyond = {id(tensor) for call in cuts for given in call.inputs for tensor in provenance.sources_behind(given)}
     beyond |= {id(leaf) for call in cuts for leaf in leaves_behind(call.inputs)}
     direct = {id(tensor) for tensor in provenance.sources_behind(root)} - beyond
@@ -112,7 +112,7 @@ def _cut(failure: BackwardFailure, provenance: Provenance, cuts: list[FunctionCa
     updated = {id(tensor) for tensor in failure.step.runner.parameters} if failure.step is not None else set()
 
     def rank(call: FunctionCall) -> tuple[bool, bool]:
-        """What cuts weights off that are to be trained, and does not look as if that were meant, comes first."""
+        """Sort key: first the cuts of weights that are to be trained, and that do not look intended."""
         assert call.spot is not None
         trained = any(id(leaf) in updated for leaf in leaves_behind(call.inputs)) or not updated
         return not trained, bool(_ON_PURPOSE.search(source_of(call.spot._replace(column=None))))
@@ -273,11 +273,10 @@ def _has_trainable(failure: BackwardFailure) -> bool:
     return any(tensor.requires_grad for tensor in parameters_in_reach(failure)) or bool(leaves_in_reach(failure))
 
 
-def _nothing_found(evidence: RaisedEvidence, failure: BackwardFailure) -> Diagnosis:
+def _nothing_found(evidence: RaisedEvidence, failure: BackwardFailure) -> Draft:
     cause = "nothing that the loss was computed from requires a gradient"
     draft = check.draft(evidence, "likely", _MESSAGE, cause)
     if failure.caller is not None:
         draft.at(failure.caller.location("cause", "backward has nothing to go back through"))
     draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
-    draft.help("check that the loss is computed from the model's output, with gradients on")
-    return draft.done()
+    return draft.help("check that the loss is computed from the model's output, with gradients on")

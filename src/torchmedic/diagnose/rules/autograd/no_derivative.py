@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 
 _MESSAGE = re.compile(r"the derivative for ['\"]?([\w:. ]+?)['\"]? is not implemented", re.I)
 
 
 @rule("TM116", "no-derivative")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     found = _MESSAGE.search(evidence.message)
     if found is None or not evidence.kinds & {"RuntimeError", "NotImplementedError"}:
         return None
@@ -43,8 +42,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.at(failure.caller.location("surfaced", "backward fails here") if failure.caller is not None else None)
     else:
         draft.at(*evidence.at_user_line("cause", "backward fails here" if failure.engine is not None else ""))
-    draft.help(f"write `{operation}` with operations that have a derivative, or detach the input if it is not trained")
-    return draft.done()
+    return draft.help(
+        f"write `{operation}` with operations that have a derivative, or detach the input if it is not trained"
+    )
 
 
 def _forward(failure: BackwardFailure, operation: str) -> FunctionCall | None:

@@ -11,15 +11,14 @@ Cure: assign the result instead: `y = torch.mul(x, 2)`. Keep `out=` for code und
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, raising_spot
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM121", "out-argument-with-gradient")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("out=", "don't support automatic differentiation"):
         return None
     call = evidence.call
@@ -37,4 +36,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help("assign the result instead of passing `out=`, or compute it under `torch.no_grad()`")
-    return draft.done()
+    return draft

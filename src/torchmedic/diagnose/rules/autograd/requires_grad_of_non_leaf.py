@@ -18,11 +18,10 @@ import torch
 
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import raising_call, read
@@ -30,7 +29,7 @@ from torchmedic.source.spots import spot_of_node
 
 
 @rule("TM122", "requires-grad-of-non-leaf")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("only change requires_grad flags of leaf"):
         return None
     frame = evidence.user_frame
@@ -52,7 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(f"use `{ast.unparse(node)}.detach()` from here on" if node is not None else "use `x.detach()`")
-    return draft.done()
+    return draft
 
 
 def _subject(frame: Frame) -> tuple[ast.expr | None, torch.Tensor | None]:

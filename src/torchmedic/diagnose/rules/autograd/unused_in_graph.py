@@ -24,7 +24,6 @@ from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure, StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.objects.graph import walk
@@ -32,7 +31,7 @@ from torchmedic.source.spots import spot_of_traced
 
 
 @rule("TM113", "unused-in-graph")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     untracked = evidence.says("differentiated tensor", "does not require grad")
     if "RuntimeError" not in evidence.kinds or not (untracked or evidence.says("not have been used in the graph")):
         return None
@@ -65,7 +64,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     elif caller is not None:
         draft.at(caller.location("cause", f"{named} is not a part of the output's graph"))
         _advise(draft, evidence, caller, [inputs[index] for index in lost], named, some=0 < len(lost) < len(inputs))
-    return draft.done()
+    return draft
 
 
 def _advise(

@@ -15,16 +15,15 @@ from __future__ import annotations
 import torch
 
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM107", "write-to-overlapping-memory")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("written-to tensor", "single memory location"):
         return None
     target = target_of(evidence)
@@ -50,7 +49,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help("make it out of place, or write to a `.clone()`")
-    return draft.done()
+    return draft
 
 
 def _repeated(tensor: torch.Tensor) -> list[int]:

@@ -15,16 +15,15 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
 
 
 @rule("TM123", "wrong-gradient-assigned")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.says("assign", "grad") or not evidence.kinds & {"RuntimeError", "TypeError"}:
         return None
     if not evidence.says("assign a gradient") and not evidence.says("assigned grad"):
@@ -47,7 +46,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("convert the gradient first: `gradient.to(tensor)`")
     else:
         draft.help("pair every parameter with its own gradient")
-    return draft.done()
+    return draft
 
 
 def _pair(frame: Frame) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     arguments_of,
@@ -27,7 +27,7 @@ from torchmedic.evidence.custom_functions import (
     returns_in_replay,
 )
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import Provenance
@@ -42,7 +42,7 @@ _MESSAGE = re.compile(
 
 
 @rule("TM111", "wrong-gradient-shape-or-dtype")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     found = _MESSAGE.search(evidence.message)
     if found is None or "RuntimeError" not in evidence.kinds:
         return None
@@ -76,7 +76,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(f"return a gradient of the shape, dtype and device of {name}")
-    return draft.done()
+    return draft
 
 
 def _sizes(text: str) -> list[int]:
@@ -105,7 +105,7 @@ def _computed(kind: type, file: str, node: ast.AST, index: int) -> Location | No
 
 
 def _candidates(file: str, node: ast.Return, index: int, got: list[int], wanted: list[int]) -> Iterator[Candidate]:
-    """Only what cannot mean anything else: a transpose of a matrix, or sizes of one that are missing or too many."""
+    """Unambiguous changes only: transpose a matrix, add or drop dimensions of size one."""
     item = _item(node, index)
     if item is None:
         return
@@ -117,7 +117,7 @@ def _candidates(file: str, node: ast.Return, index: int, got: list[int], wanted:
         yield "give the gradient the shape of its input", Edit(spot, f"{text}.reshape({wanted})")
 
 
-def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Match[str]) -> Diagnosis:
+def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Match[str]) -> Draft:
     """An operation of torch's own: a tensor got other data between the forward pass and backward."""
     name = re.sub(r"Backward\d*$", "", found[1])
     draft = check.draft(
@@ -133,8 +133,7 @@ def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Matc
     elif failure.caller is not None:
         draft.at(failure.caller.location("cause", "noticed here"))
     draft.because(evidence.message[:300])
-    draft.help("change the shape of a weight only after backward, and make a new optimizer for it")
-    return draft.done()
+    return draft.help("change the shape of a weight only after backward, and make a new optimizer for it")
 
 
 def _swapped(failure: BackwardFailure) -> Spot | None:

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_edits import call_at
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.spots import spot_of_node, spot_of_traced
@@ -32,7 +31,7 @@ _MESSAGE = re.compile(
 
 
 @rule("TM125", "wrong-initial-gradient")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     found = _MESSAGE.search(evidence.message)
     if found is None or "RuntimeError" not in evidence.kinds:
         return None
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help("give the gradient the shape of the output, or reduce the output to one number and pass nothing")
-    return draft.done()
+    return draft
 
 
 def _alike(frame: Frame) -> Iterator[Candidate]:

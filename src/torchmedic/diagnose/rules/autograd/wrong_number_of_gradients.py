@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     Returned,
@@ -30,7 +30,6 @@ from torchmedic.evidence.custom_functions import (
     returns_in_replay,
 )
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.spots import spot_of_node
 
@@ -38,7 +37,7 @@ _MESSAGE = re.compile(r"function (\w+) returned an incorrect number of gradients
 
 
 @rule("TM110", "wrong-number-of-gradients")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     found = _MESSAGE.search(evidence.message)
     if found is None or "RuntimeError" not in evidence.kinds:
         return None
@@ -72,7 +71,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     if treated is None:
         draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")
-    return draft.done()
+    return draft
 
 
 def _candidates(file: str, node: ast.Return, last: Returned, expected: int) -> Iterator[Candidate]:
@@ -101,7 +100,7 @@ def _candidates(file: str, node: ast.Return, last: Returned, expected: int) -> I
         yield "return only as many gradients as there are inputs", Edit(spot, f"return {text}")
 
 
-def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expected: int, got: int) -> Diagnosis:
+def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expected: int, got: int) -> Draft:
     kind = name.removesuffix("Backward")
     draft = check.draft(
         evidence,
@@ -110,5 +109,4 @@ def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expe
         "one gradient is needed per argument of the forward",
     )
     draft.at(failure.caller.location("cause", "noticed here") if failure.caller is not None else None)
-    draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")
-    return draft.done()
+    return draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")

@@ -17,14 +17,13 @@ from __future__ import annotations
 import multiprocessing
 
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.devices._places import cuda_started_at, raised_at, raised_remotely, started_at, worker_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM311", "cuda-in-forked-process")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds:
         return None
     refused = evidence.says("re-initialize CUDA in forked")
@@ -53,10 +52,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.at(None if remote else started_at(evidence, "this process was forked here"))
         draft.help('start the process anew: `multiprocessing.get_context("spawn").Process(...)`')
         draft.help("use CUDA for the first time in the child, not before it is forked")
-    draft.at(cuda_started_at("CUDA was used for the first time here, before that"))
-    return draft.done()
+    return draft.at(cuda_started_at("CUDA was used for the first time here, before that"))
 
 
 def _is_child(evidence: RaisedEvidence) -> bool:
-    """Whether it was a process that may have been forked by `multiprocessing`, a DataLoader's worker or another."""
+    """Whether the process may be a child of `multiprocessing`: a DataLoader worker or another one."""
     return worker_of(evidence) is not None or multiprocessing.parent_process() is not None

@@ -28,7 +28,6 @@ from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.lookup.failing_call import Argument
 
@@ -38,7 +37,7 @@ _NAMES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "library": "a CUDA library"}
 
 
 @rule("TM316", "cuda-library-error")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     fault = device_fault_of(evidence.error)
     if fault is None or fault.kind not in _NAMES or not evidence.is_torchs:
         return None
@@ -52,8 +51,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     draft.at(*raised_at(evidence, fault.name or "refused here"))
     draft.because(f"{fault.words[:200]}")
-    draft.because(f"it was given {listed([_described(each) for each in tensors], 3)}" if tensors else "")
-    return draft.done()
+    return draft.because(f"it was given {listed([_described(each) for each in tensors], 3)}" if tensors else "")
 
 
 def _given(evidence: RaisedEvidence) -> list[Argument]:

@@ -21,12 +21,12 @@ import torch
 
 from torchmedic.detect.failures.device_errors import device_fault_of
 from torchmedic.diagnose.cures.edits import rewritten
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.diagnose.words.tensors import count, origin
 from torchmedic.evidence.devices.cuda_setup import CudaSetup, read_setup
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.records import Location, Treatment
 from torchmedic.replay.isolation.torch_state import muted
 from torchmedic.replay.step.trial import Edit, edited
 from torchmedic.source.live_frames import node_location
@@ -38,7 +38,7 @@ _OF_CUDA = re.compile(r"\bCUDA\b|_cuda_|torch\.cuda|dummy base class|NCCL built 
 
 
 @rule("TM312", "cuda-not-available")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "AssertionError", "AttributeError"}:
         return None
     if not (evidence.is_torchs or evidence.from_loader):
@@ -69,7 +69,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(treated)
     for advice in _advice(evidence, setup) if treated is None else ():
         draft.help(advice)
-    return draft.done()
+    return draft
 
 
 def _said(message: str) -> str:
@@ -93,7 +93,7 @@ def _advice(evidence: RaisedEvidence, setup: CudaSetup) -> Iterator[str]:
 
 
 def _reason(setup: CudaSetup) -> str:
-    """Which of the causes it is, by the facts; empty where they leave it open."""
+    """The cause that the facts show; empty if they leave it open."""
     if setup.build is None:
         return "this torch is built for the CPU only"
     if setup.build.startswith("ROCm"):
@@ -108,7 +108,7 @@ def _reason(setup: CudaSetup) -> str:
 
 
 def _chosen(evidence: RaisedEvidence) -> Location | None:
-    """Where the device that the failing call was given was named."""
+    """The place that names the device of the failing call."""
     frame = evidence.user_frame
     call = raising_call(frame) if frame is not None else None
     for argument in call.arguments if call is not None else ():

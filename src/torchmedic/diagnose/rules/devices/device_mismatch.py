@@ -18,14 +18,13 @@ import re
 import torch
 
 from torchmedic.diagnose.cures.devices import explained
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import built_here, made_here
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.devices.placement import Misplaced, load_of, misplaced_state, never_had_values, split_of
 from torchmedic.evidence.devices.strays import split_in_replay, strays_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 
 _WORDS = (
@@ -40,7 +39,7 @@ _WORDS = (
 
 
 @rule("TM310", "device-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not (evidence.kinds & {"RuntimeError", "ValueError"}) or not any(evidence.says(word) for word in _WORDS):
         return None
     if evidence.says("device type for generator"):
@@ -73,8 +72,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if treated is None:
         fallback = f"move {stray.shown} to {others[0].device} before it is used"
         draft.help(reason.advice if reason is not None else fallback)
-    draft.at(built_here(evidence, split.layer, f"the parameters of this layer are on {_layer_device(split.layer)}"))
-    return draft.done()
+    return draft.at(
+        built_here(evidence, split.layer, f"the parameters of this layer are on {_layer_device(split.layer)}")
+    )
 
 
 def _layer_device(layer: object) -> str:
@@ -82,7 +82,7 @@ def _layer_device(layer: object) -> str:
     return str(held.device) if held is not None else "no device"
 
 
-def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Diagnosis:
+def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Draft:
     """What an optimizer keeps of earlier steps stays where the parameters were then."""
     kind = type(found.optimizer).__name__
     draft = check.draft(
@@ -101,10 +101,10 @@ def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Diagnosis:
     else:
         draft.because(f"the parameters have moved to {found.parameter.device} since the state was made")
         draft.help("move the model before the first step, or load the optimizer's state again after the move")
-    return draft.done()
+    return draft
 
 
-def _generator(evidence: RaisedEvidence) -> Diagnosis | None:
+def _generator(evidence: RaisedEvidence) -> Draft | None:
     """Random numbers are drawn on the device of their generator, and on no other."""
     given = next((each for call in evidence.calls for each in call.arguments if _is_generator(each.value)), None)
     generator = given.value if given is not None else None
@@ -126,14 +126,14 @@ def _generator(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(f'give the loader a generator of its own: `generator=torch.Generator(device="{wanted}")`')
     else:
         draft.help(f'make the generator for the device: `torch.Generator(device="{wanted}")`')
-    return draft.done()
+    return draft
 
 
 def _is_generator(value: object) -> bool:
     return isinstance(value, torch.Generator)
 
 
-def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence) -> Draft | None:
     """The tensors cannot be read, but torch names their devices."""
     named = list(dict.fromkeys(re.findall(r"\b(?:cpu|meta|(?:cuda|xpu|mps|hpu)(?::\d+)?)\b", evidence.message)))
     if len(named) < 2:
@@ -145,5 +145,4 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
         "torch names these devices; the tensors themselves could not be read",
     )
     draft.at(*evidence.at_user_line("cause", f"{named[0]} meets {named[1]}"))
-    draft.help("bring the model and everything that it is given to one device")
-    return draft.done()
+    return draft.help("bring the model and everything that it is given to one device")

@@ -13,11 +13,11 @@ host until it is used, so that the next crash can be traced to the line.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.lost_device.evidence import LostDevice
 from torchmedic.evidence.lost_device.kernel_match import candidates, spoken
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.shadow.cpu_shadow import Seen
 from torchmedic.source.live_frames import place
 
@@ -37,7 +37,7 @@ _MEANING = {
 
 
 @rule("TM320", "device-side-assert")
-def check(lost: LostDevice) -> Diagnosis | None:
+def check(lost: LostDevice) -> Draft | None:
     if lost.fault.kind != "device_assert":
         return None
     said = lost.words[0] if lost.words else None
@@ -57,10 +57,9 @@ def check(lost: LostDevice) -> Diagnosis | None:
     draft.because(*_account(lost))
     if rule:
         draft.help(f"check the values before this line: {rule}")
-    draft.help(
+    return draft.help(
         "keep a copy of the data on the host (or build batches with a DataLoader), so that the value can be named"
     )
-    return draft.done()
 
 
 def _cause(found: list[Seen], rule: str) -> str:
@@ -86,7 +85,7 @@ def _place(seen: Seen, role: str) -> Location:
 
 
 def _account(lost: LostDevice) -> list[str]:
-    """What was tried, and what it did not show."""
+    """The trials, and what they did not show."""
     if lost.step is None:
         return [f"the step could not be run again on the CPU: {lost.why_not}"]
     facts = [lost.how_it_was_run]

@@ -16,15 +16,15 @@ from __future__ import annotations
 import re
 
 from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.evidence.devices.cuda_setup import CudaSetup, read_setup
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Grade
+from torchmedic.records import Grade
 
 
 @rule("TM314", "driver-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     fault = device_fault_of(evidence.error)
     if fault is None or fault.kind != "insufficient_driver" or not (evidence.is_torchs or evidence.from_loader):
         return None
@@ -37,8 +37,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.because(*setup.words)
     if setup.library is not None:
         draft.because(f"the driver's library that this process has loaded is {setup.library}")
-    draft.help(advice)
-    return draft.done()
+    return draft.help(advice)
 
 
 def _told(fault: DeviceFault, setup: CudaSetup, message: str) -> tuple[Grade, str, str]:

@@ -12,13 +12,12 @@ continue from a checkpoint on another GPU.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.lost_device.evidence import LostDevice
-from torchmedic.records import Diagnosis
 
 
 @rule("TM322", "gpu-hardware-fault")
-def check(lost: LostDevice) -> Diagnosis | None:
+def check(lost: LostDevice) -> Draft | None:
     if lost.fault.kind not in ("ecc", "hardware"):
         return None
     draft = check.draft(
@@ -30,5 +29,6 @@ def check(lost: LostDevice) -> Diagnosis | None:
     if lost.noticed is not None:
         draft.at(lost.noticed.location("cause", "the host was notified here; no line of the script is the cause"))
     draft.because(*lost.health)
-    draft.help("check the card (`nvidia-smi -q -d ECC,PAGE_RETIREMENT`) and go on from a checkpoint on another one")
-    return draft.done()
+    return draft.help(
+        "check the card (`nvidia-smi -q -d ECC,PAGE_RETIREMENT`) and go on from a checkpoint on another one"
+    )

@@ -14,9 +14,8 @@ Cure: check the kernels between the two lines that are named. Check their bounds
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.lost_device.evidence import LostDevice
-from torchmedic.records import Diagnosis
 
 _WHAT = {
     "illegal_address": "a GPU kernel accessed an invalid memory address",
@@ -27,7 +26,7 @@ _WHAT = {
 
 
 @rule("TM321", "illegal-memory-access")
-def check(lost: LostDevice) -> Diagnosis | None:
+def check(lost: LostDevice) -> Draft | None:
     if lost.fault.kind not in _WHAT:
         return None
     trail = lost.trail
@@ -48,4 +47,4 @@ def check(lost: LostDevice) -> Diagnosis | None:
         draft.help("a GPU that drives a display ends long kernels: do less per kernel, or use one without a display")
     else:
         draft.help("run `compute-sanitizer python train.py`: it names the kernel, the thread and the address")
-    return draft.done()
+    return draft

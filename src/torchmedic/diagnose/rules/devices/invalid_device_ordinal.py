@@ -24,7 +24,6 @@ from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.diagnose.words.tensors import count, origin
 from torchmedic.evidence.devices.cuda_setup import read_setup
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Argument, raising_call
 
 _BY_NUMBER = frozenset({"cuda", "set_device", "device", "get_device_properties", "get_device_name", "to", "to_device"})
@@ -32,7 +31,7 @@ _NAMES = frozenset({"device", "device_id", "device_index", "local_rank", "index"
 
 
 @rule("TM313", "invalid-device-ordinal")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     fault = device_fault_of(evidence.error)
     if fault is None or fault.kind != "invalid_ordinal" or not (evidence.is_torchs or evidence.from_loader):
         return None
@@ -47,7 +46,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         made = origin(evidence, argument.value)
         draft.at(made.location("origin", f"`{made.name}` comes from here") if made is not None else None)
     _advise(draft, evidence, number, have)
-    return draft.done()
+    return draft
 
 
 def _advise(draft: Draft, evidence: RaisedEvidence, number: int | None, have: int) -> None:

@@ -23,7 +23,7 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Treatment
+from torchmedic.records import Treatment
 from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
 from torchmedic.source.lookup.layers import layer_built_at, maker_of
 from torchmedic.source.lookup.origins import user_argument
@@ -35,7 +35,7 @@ _MARKERS = (255, -1, -100)
 
 
 class _Given:
-    """What the loss was given: the labels, the number of classes, the label that does not count."""
+    """The arguments of the loss: labels, number of classes, and the label to ignore."""
 
     def __init__(self, scores: Any, labels: Any, ignored: Any, classes: int | None = None) -> None:
         self.scores = scores if isinstance(scores, torch.Tensor) else None
@@ -47,7 +47,7 @@ class _Given:
 
 
 @rule("TM301", "label-out-of-range")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not (evidence.kinds & {"IndexError", "RuntimeError"}):
         return None
     given = _given(evidence)
@@ -78,7 +78,7 @@ def _given(evidence: RaisedEvidence) -> _Given | None:
     return None
 
 
-def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, strays: Strays) -> Diagnosis:
+def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, strays: Strays) -> Draft:
     classes = given.classes or 0
     known = f"{classes} class{'es' if classes != 1 else ''}"
     valid = f"0 to {classes - 1}"
@@ -106,7 +106,7 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     if len(items) > 1:
         draft.because(f"the dataset items with such a label: {listed([str(index) for index in items], 8)}")
     _advise(draft, labels, strays, classes, item.strip(" ()"), _Cures(RangeCures(evidence), given.labels, layer))
-    return draft.done()
+    return draft
 
 
 def _counted(labels: torch.Tensor, strays: Strays) -> str:
@@ -122,7 +122,7 @@ def _counted(labels: torch.Tensor, strays: Strays) -> str:
 
 
 class _Cures:
-    """What is tried on the failing step before it is advised."""
+    """The cures that are tried on the failing step before they are advised."""
 
     def __init__(self, cures: RangeCures, labels: Any, layer: torch.nn.Module | None) -> None:
         self._cures, self._labels, self._layer = cures, labels, layer
@@ -138,7 +138,7 @@ class _Cures:
 
 
 def _advise(draft: Draft, labels: torch.Tensor, strays: Strays, classes: int, item: str, cures: _Cures) -> None:
-    """Only what the values of this very batch bear out."""
+    """Give only advice that the values of this batch support."""
     bad = strays.distinct
     extent = span(labels)
     enough = labels.numel() >= 3 * classes  # by chance, class 0 would be missing in less than one batch of twenty
@@ -165,7 +165,7 @@ def _treat_or_help(draft: Draft, treatment: Treatment | None, title: str) -> Non
         draft.help(title)
 
 
-def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence, given: _Given) -> Draft | None:
     """The labels cannot be read, but torch names one."""
     named = re.search(r"[Tt]arget (-?\d+) is out of bounds", evidence.message)
     if named is None:
@@ -178,5 +178,4 @@ def _from_message(evidence: RaisedEvidence, given: _Given) -> Diagnosis | None:
         f"torch names the label {label}; the labels themselves cannot be read any more",
     )
     draft.at(*evidence.at_user_line("cause", f"label {label} meets {given.classes} classes"))
-    draft.help("correct the label, or build the last layer for as many classes as the data has")
-    return draft.done()
+    return draft.help("correct the label, or build the last layer for as many classes as the data has")

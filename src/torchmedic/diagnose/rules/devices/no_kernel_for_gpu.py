@@ -15,15 +15,14 @@ import torch
 
 from torchmedic.detect.failures.architectures import covers
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.devices._places import raised_at
 from torchmedic.evidence.devices.cuda_setup import read_setup
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM315", "no-kernel-for-gpu")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     fault = device_fault_of(evidence.error)
     if fault is None or fault.kind != "no_kernel_image" or not (evidence.is_torchs or evidence.from_loader):
         return None
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(
             f'compile the extension that `{op}` comes from for this GPU: TORCH_CUDA_ARCH_LIST="{_list(capability)}"'
         )
-    return draft.done()
+    return draft
 
 
 def _list(capability: tuple[int, int]) -> str:

@@ -95,7 +95,7 @@ def _words(main: PyThread) -> str:
 
 
 def peer_states(stall: Stall, pid: int) -> list[Rank]:
-    """What the other ranks of the job do, as far as they can be seen."""
+    """The state of each other rank of the job, if it can be seen."""
     own = _updates(stall, pid)
     found: list[tuple[int, Rank]] = []
     children = [Peer(process=each, inside=stall.inside.get(each.pid)) for each in stall.processes if each.pid != pid]

@@ -25,7 +25,7 @@ def find(stall: Stall, pid: int) -> ProcessView | None:
 
 
 def doing(stall: Stall, pid: int) -> Doing:
-    """What a process does, one that the run waits for."""
+    """The activity of a process that the run waits for, in words."""
     view = find(stall, pid)
     if view is None:
         return "idle"  # not known

@@ -26,7 +26,7 @@ _HANDLED = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGHUP")
 
 
 class Silence(NamedTuple):
-    """That nobody is left, how sure that is, and where the others are."""
+    """The finding that nobody is left to end a wait: its grade, its severity, and where the other threads are."""
 
     grade: Grade
     facts: list[str]
@@ -34,7 +34,7 @@ class Silence(NamedTuple):
 
 
 def nobody(stall: Stall, waiter: Waiter) -> Silence | None:
-    """None if somebody may still end the wait."""
+    """The silence around a wait; None if somebody may still end the wait."""
     view = stall.inside.get(waiter.process.pid)
     wanted = waiter.wanted
     if view is None or view.by_signal or wanted is None:
@@ -68,7 +68,7 @@ def goes_on_beside(stall: Stall, pid: int, thread: PyThread | None) -> bool:
 
 
 def timer(stall: Stall, waiter: Waiter) -> float | None:
-    """In how many seconds a thread of a library, a `threading.Timer`, say, will do something."""
+    """Seconds until a thread of a library, such as a `threading.Timer`, acts."""
     view = stall.inside.get(waiter.process.pid)
     for thread in view.threads if view is not None else ():
         row = waiter.process.thread(thread.tid)

@@ -34,7 +34,7 @@ def sleeps_for_long(stall: Stall, process: ProcessView) -> bool:
 
 
 def works(stall: Stall, process: ProcessView, view: InsideView) -> str:
-    """How it shows that a process is at work on the data it reads; empty if it does not."""
+    """The sign that a process works on the data that it reads; empty if there is none."""
     thread, loop = view.main, view.loop
     if thread is None or view.by_signal:
         return "is at work" if demand(process.main) > BUSY else ""  # it could not answer

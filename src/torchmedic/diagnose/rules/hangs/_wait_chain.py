@@ -47,7 +47,7 @@ class Waiter(NamedTuple):
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether it has a time limit."""
+        """Whether the wait has a time limit."""
         wanted = self.wanted
         return (
             self.row.wakes_in is not None
@@ -58,7 +58,7 @@ class Waiter(NamedTuple):
         )
 
     def stands(self, stall: Stall) -> bool:
-        """Whether it has waited all the time, as far as can be seen."""
+        """Whether the thread has waited during the whole examination, as far as can be seen."""
         if self.row.state not in "SDI" or (self.python is not None and self.python.moved):
             return False
         return self.row.asleep is None or self.row.asleep >= min(stall.limit, stall.still)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line, stands
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import BUSY, at, main_line, stall_rule, stands
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.stall import Stall
 
@@ -31,8 +30,8 @@ _FILES = {
 _TUNES = re.compile(r"bench|autotun|_tuning$|^kernel_call$")
 
 
-@rule("TM552", "autotuning")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM552", "autotuning")
+def check(stall: Stall) -> Draft | None:
     main, inner = stall.thread, stall.inner
     if main is None or inner is None:
         return None
@@ -42,8 +41,7 @@ def check(stall: Stall) -> Diagnosis | None:
         who = "cuDNN"
     if not who or not busy:
         return None
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"not hung: {who} times kernels to find the fastest, for {duration(stall.still)} so far",
@@ -53,7 +51,7 @@ def check(stall: Stall) -> Diagnosis | None:
     draft.at(at(line, "cause", "tuned at this call") or main_line(stall, "cause", "tuned at this call"))
     draft.because("torch.backends.cudnn.benchmark is on" if who == "cuDNN" else "")
     draft.help("wait; if it repeats for every new shape, pad to a few shapes or switch it off")
-    return draft.finish("note")
+    return draft.rated("note")
 
 
 def _tuner(main: PyThread) -> tuple[PyFrame | None, str]:

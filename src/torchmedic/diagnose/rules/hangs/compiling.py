@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, frames_in, native
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, descendants, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import BUSY, IDLE, at, descendants, main_line, stall_rule
 from torchmedic.records.inside import PyFrame
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
@@ -51,8 +50,8 @@ _TOOLS = re.compile(
 )
 
 
-@rule("TM550", "compiling")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM550", "compiling")
+def check(stall: Stall) -> Draft | None:
     main = stall.thread
     if main is None or frames_in(main, *_WAITS_FOR_LOCK) is not None:
         return None
@@ -66,8 +65,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if not works or (found is None and demand(row) > BUSY):
         return None  # a compiler that nobody waits for is no reason
     what = f" by {_what(found)}" if found is not None else ""
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"not hung: code is being compiled{what}, for {duration(stall.still)} so far",
@@ -82,7 +80,7 @@ def check(stall: Stall) -> Diagnosis | None:
         times = ", ".join(duration(seconds) for seconds in inner.compiles[-4:])
         draft.because(f"compiled {len(inner.compiles)} times before, which took {times}")
     draft.help("wait; a cache folder on a persistent disk (`TORCHINDUCTOR_CACHE_DIR`) makes the next start shorter")
-    return draft.finish("note")
+    return draft.rated("note")
 
 
 def _what(frame: PyFrame) -> str:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import BUSY, main_line, stall_rule
 from torchmedic.records.stall import Stall
 
 _MIN_SHARE_OF_PERIODS = 0.5  # of the periods
@@ -26,8 +25,8 @@ _MIN_THREADS = 8  # such threads
 _MIN_SHARE_WAITING = 0.5  # of the time, by PSI
 
 
-@rule("TM553", "cpu-throttled")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM553", "cpu-throttled")
+def check(stall: Stall) -> Draft | None:
     host, rates = stall.host, stall.pressure
     wanted = sum(process.demand for process in stall.processes)
     if host is None or rates is None or wanted < BUSY:
@@ -51,10 +50,9 @@ def _runnable(stall: Stall) -> int:
     return sum((thread.demand or 0.0) > BUSY for process in stall.processes for thread in process.own_threads)
 
 
-def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Diagnosis:
+def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Draft:
     times = runnable / quota
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"slowed down: {runnable} threads want to run, and the CPU limit allows {quota:g}",
@@ -66,12 +64,11 @@ def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Diagn
     threads = max(1, math.floor(quota))
     draft.help(f"`torch.set_num_threads({threads})` or OMP_NUM_THREADS={threads}, and fewer workers")
     draft.help("raise the CPU limit of the container or the job")
-    return draft.finish("warning")
+    return draft.rated("warning")
 
 
-def _crowded(stall: Stall, cores: int, waiting: float, runnable: int) -> Diagnosis:
-    draft = StallDraft(
-        check,
+def _crowded(stall: Stall, cores: int, waiting: float, runnable: int) -> Draft:
+    draft = check.draft(
         stall,
         "likely",
         f"slowed down: {runnable} threads of the run share {cores} cores",
@@ -83,7 +80,7 @@ def _crowded(stall: Stall, cores: int, waiting: float, runnable: int) -> Diagnos
     )
     draft.because(*_threads(stall))
     draft.help(f"have no more than {cores} threads in all: `torch.set_num_threads`, OMP_NUM_THREADS, `num_workers`")
-    return draft.finish("warning")
+    return draft.rated("warning")
 
 
 def _threads(stall: Stall) -> list[str]:

@@ -16,13 +16,12 @@ import ast
 import time
 from typing import NamedTuple
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import StallDraft, at
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import at, stall_rule
 from torchmedic.records.inside import EndedThread, LockView
 from torchmedic.records.stall import Stall
 from torchmedic.source.syntax import nodes_in, syntax_tree
@@ -40,8 +39,8 @@ class _Producer(NamedTuple):
     hides: int | None
 
 
-@rule("TM529", "dead-producer-thread")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM529", "dead-producer-thread")
+def check(stall: Stall) -> Draft | None:
     for waiter in chain(stall):
         wanted = waiter.wanted
         if wanted is None or wanted.kind != "queue get" or wanted.shared:
@@ -97,11 +96,10 @@ def _last_name(text: str) -> str:
     return text.rpartition(".")[2]
 
 
-def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence, producer: _Producer) -> Diagnosis:
+def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence, producer: _Producer) -> Draft:
     thread = producer.thread
     sure = _last_name(wanted.name) in producer.queues
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         silence.grade if sure else "likely",
         f"the run waits for the queue `{wanted.name}`, and the thread that filled it has ended",
@@ -120,4 +118,4 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence, prod
     if producer.hides is not None:
         draft.help("let the handler put the exception into the queue, or raise it: now nobody learns of it")
     draft.help("put a mark into the queue in a `finally:` of the producer, and raise when the mark arrives")
-    return draft.finish(silence.severity)
+    return draft.rated(silence.severity)

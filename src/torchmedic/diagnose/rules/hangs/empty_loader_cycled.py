@@ -15,23 +15,22 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.diagnose.words.stall import StallDraft, at
-from torchmedic.records import Diagnosis, Location
+from torchmedic.diagnose.words.stall import at, stall_rule
+from torchmedic.records import Location
 from torchmedic.records.inside import LoopView, PyThread
 from torchmedic.records.stall import Stall
 
 _MIN_PASSES = 3
 
 
-@rule("TM513", "empty-loader-cycled")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM513", "empty-loader-cycled")
+def check(stall: Stall) -> Draft | None:
     inner, thread = stall.inner, stall.thread
     if inner is None or thread is None or inner.batches or inner.requests < _MIN_PASSES:
         return None
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "proven",
         "the loader yields no batch, and is started again and again",
@@ -41,8 +40,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if inner.empty_loader:
         draft.because(inner.empty_loader)
     draft.because(f"in the loop at line {inner.loop.line}: `{inner.loop.code}`" if inner.loop is not None else "")
-    draft.help("check `len(loader)` before training; with `drop_last=True` a batch may not exceed the dataset")
-    return draft.finish()
+    return draft.help("check `len(loader)` before training; with `drop_last=True` a batch may not exceed the dataset")
 
 
 def _asking(thread: PyThread, loop: LoopView | None) -> Location | None:

@@ -14,10 +14,9 @@ inside the loop, or limit the number of iterations.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import BUSY, at, main_line, stall_rule
 from torchmedic.records.inside import InsideView, LoopView
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
@@ -25,8 +24,8 @@ from torchmedic.records.stall import Stall
 _LONG, _TIMES = 600.0, 20  # seconds, and times the limit, after which luck will not end it
 
 
-@rule("TM514", "endless-loop")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM514", "endless-loop")
+def check(stall: Stall) -> Draft | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
         row = process.main
@@ -53,7 +52,7 @@ def _waits(ident: int, view: InsideView) -> bool:
     return any(thread.ident == ident and thread.waits_for is not None and not thread.moved for thread in view.threads)
 
 
-def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) -> Diagnosis:
+def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) -> Draft:
     thread = view.main
     assert thread is not None
     certain = loop.endless or loop.hopeless
@@ -62,8 +61,7 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
     else:
         same = ", ".join(f"`{name}` = {value}" for name, value in zip(loop.unchanged, loop.values, strict=False))
         why = f"no value that could end the loop changes: {same}"
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely" if certain else "possible",
         f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end"
@@ -84,4 +82,4 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
     busy = process.main.busy if process.main is not None else None
     draft.because(f"the thread uses {busy:.0%} of a core and makes no step" if busy is not None else "")
     draft.help("change a value that the condition reads inside the loop, or limit the number of iterations")
-    return draft.finish("error" if certain or stall.still > max(_LONG, _TIMES * stall.limit) else "warning")
+    return draft.rated("error" if certain or stall.still > max(_LONG, _TIMES * stall.limit) else "warning")

@@ -14,13 +14,13 @@ process ends; a lock file that a script creates itself remains.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import helpers
 from torchmedic.diagnose.rules.hangs._counterparts import described, doing, find, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
-from torchmedic.records import Diagnosis, Grade, Severity
+from torchmedic.diagnose.words.stall import at, command, main_line, stall_rule
+from torchmedic.records import Grade, Severity
 from torchmedic.records.inside import LockFile
 from torchmedic.records.process import LockHeld
 from torchmedic.records.stall import Stall
@@ -29,8 +29,8 @@ from torchmedic.source.user_code import relative
 _CLOCK_ERROR_SECONDS = 1.5  # seconds
 
 
-@rule("TM522", "file-lock-held")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM522", "file-lock-held")
+def check(stall: Stall) -> Draft | None:
     for waiter in reversed(chain(stall)):
         lock = next((lock for lock in waiter.process.locks if lock.tid == waiter.row.tid), None)
         if lock is not None and waiter.stands(stall):
@@ -41,7 +41,7 @@ def check(stall: Stall) -> Diagnosis | None:
     return None
 
 
-def _held(stall: Stall, waiter: Waiter, lock: LockHeld) -> Diagnosis:
+def _held(stall: Stall, waiter: Waiter, lock: LockHeld) -> Draft:
     own = lock.holder == waiter.process.pid
     grade: Grade = "proven"
     severity: Severity = "error"
@@ -81,7 +81,7 @@ def _advice(lock: LockHeld, *, own: bool) -> str:
     return f"check what process {lock.holder} does, and end it if it is not needed"
 
 
-def _polled(stall: Stall, waiter: Waiter, file: LockFile) -> Diagnosis | None:
+def _polled(stall: Stall, waiter: Waiter, file: LockFile) -> Draft | None:
     name = relative(file.path)
     age = f"it is {duration(file.age)} old"
     severity: Severity = "note"
@@ -115,9 +115,9 @@ def _is_older(stall: Stall, waiter: Waiter, file: LockFile) -> bool:
 
 def _told(
     stall: Stall, waiter: Waiter, grade: Grade, message: str, cause: str, advice: str, severity: Severity
-) -> Diagnosis:
-    draft = StallDraft(check, stall, grade, message, cause)
+) -> Draft:
+    draft = check.draft(stall, grade, message, cause)
     draft.at(at(waiter.frame, "cause", "waits for the lock here") or main_line(stall, "cause", "waits here"))
     draft.at(main_line(stall))
     draft.help(advice)
-    return draft.finish(severity)
+    return draft.rated(severity)

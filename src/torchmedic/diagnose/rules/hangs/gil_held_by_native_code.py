@@ -12,9 +12,8 @@ and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in exte
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, at, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import BUSY, at, main_line, stall_rule
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.records.stall import Stall
@@ -28,8 +27,8 @@ _MIN_WAKES_PER_SECOND = 50.0  # a thread that waits for the GIL asks again every
 _MIN_WORK_SECONDS_PER_WAKE = 0.0002  # to ask for the GIL takes less
 
 
-@rule("TM501", "gil-held-by-native-code")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM501", "gil-held-by-native-code")
+def check(stall: Stall) -> Draft | None:
     for pid in stall.mute:
         process, view = stall.process(pid), stall.inside.get(pid)
         if process is None or process.state in "TtZXD" or (pid != stall.pid and not _main_is_idle(stall)):
@@ -97,14 +96,13 @@ def _asks(process: ProcessView, row: ThreadView | None) -> bool:
     return any(wait.tid == row.tid and wait.timed for wait in process.futexes)
 
 
-def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
+def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Draft:
     row = process.thread(holder.tid)
     at_work = row is not None and _works(row)
     how = "is at work" if at_work else "waits"
     frame = holder.user_frame or holder.frames[0]
     others = "the main thread and all others wait" if not holder.main else "no other thread can run"
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"a native call {how} and holds Python's GIL",
@@ -125,4 +123,4 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Diagnosis:
     draft.help("limit or split this call, or run it in a separate process")
     ends = at_work or (row is not None and row.wakes_in is not None)  # by itself, perhaps
     for_good = not ends or stall.still > max(_LONG_CALL_SECONDS, _LONG_CALL_LIMITS * stall.limit)
-    return draft.done(severity="error" if for_good else "warning")
+    return draft.rated("error" if for_good else "warning")

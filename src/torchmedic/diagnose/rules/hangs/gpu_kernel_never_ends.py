@@ -13,20 +13,18 @@ kernels.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._device import device_words, last_mark, power_words, spins, waits_for_device
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import StallDraft, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import main_line, stall_rule
 from torchmedic.records.stall import Stall
 
 
-@rule("TM530", "gpu-kernel-never-ends")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM530", "gpu-kernel-never-ends")
+def check(stall: Stall) -> Draft | None:
     if not waits_for_device(stall) or not spins(stall):
         return None
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"a kernel has been on the GPU for {duration(stall.still)} and seems to be in an endless loop",
@@ -35,5 +33,4 @@ def check(stall: Stall) -> Diagnosis | None:
     draft.at(main_line(stall, "cause", "the main thread waits for the GPU here"), last_mark(stall))
     draft.because(*power_words(stall), *device_words(stall))
     draft.help("run with CUDA_LAUNCH_BLOCKING=1 to see at which line the kernel is launched")
-    draft.help("limit the loops and waits in your own kernels")
-    return draft.finish()
+    return draft.help("limit the loops and waits in your own kernels")

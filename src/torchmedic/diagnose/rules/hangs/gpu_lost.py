@@ -12,9 +12,8 @@ returns, continue from a checkpoint on another GPU.
 from __future__ import annotations
 
 from torchmedic.detect.trends.gpu_health import health_facts
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import StallDraft, main_line, stands
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import main_line, stall_rule, stands
 from torchmedic.records.gpu import GpuState
 from torchmedic.records.stall import Stall
 
@@ -22,8 +21,8 @@ from torchmedic.records.stall import Stall
 _FATAL = frozenset((48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 154))
 
 
-@rule("TM531", "gpu-lost")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM531", "gpu-lost")
+def check(stall: Stall) -> Draft | None:
     known = [gpu for gpu in (stall.gpu.gpus if stall.gpu is not None else ()) if gpu.ordinal is not None]
     waits = stands(stall.inner) or stall.pid in stall.mute
     failed = [gpu for gpu in known if gpu.lost or _errors(gpu, stall)]
@@ -32,11 +31,10 @@ def check(stall: Stall) -> Diagnosis | None:
     gpu = failed[0]
     codes = _errors(gpu, stall)
     said = gpu.lost or f"the driver reported Xid {', '.join(map(str, codes))}"
-    draft = StallDraft(check, stall, "proven", f"GPU {gpu.index} has failed, and the run waits for it", said)
+    draft = check.draft(stall, "proven", f"GPU {gpu.index} has failed, and the run waits for it", said)
     draft.at(main_line(stall, "cause", "the main thread waits here; no line of the script is the cause"))
     draft.because(*health_facts(stall.gpu))
-    draft.help("end the run, check `nvidia-smi -q` and the kernel log, and continue from a checkpoint")
-    return draft.finish()
+    return draft.help("end the run, check `nvidia-smi -q` and the kernel log, and continue from a checkpoint")
 
 
 def _errors(gpu: GpuState, stall: Stall) -> list[int]:

@@ -12,9 +12,9 @@ threads, or create a new lock in the child (`worker_init_fn`, `os.register_at_fo
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import StallDraft, at, lock_at, main_line, stands, who
-from torchmedic.records import Diagnosis, Grade
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import StallDraft, at, lock_at, main_line, stall_rule, stands, who
+from torchmedic.records import Grade
 from torchmedic.records.inside import InsideView, LockView, PyThread
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
@@ -22,8 +22,8 @@ from torchmedic.records.stall import Stall
 _OWN = ("lock", "reentrant lock", "condition", "semaphore")  # which no other process can give back
 
 
-@rule("TM503", "lock-inherited-through-fork")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM503", "lock-inherited-through-fork")
+def check(stall: Stall) -> Draft | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
         if view is None and (found := _of_the_parent(stall, process)) is not None:
@@ -37,7 +37,7 @@ def check(stall: Stall) -> Diagnosis | None:
     return None
 
 
-def _of_python(stall: Stall, process: ProcessView, view: InsideView, thread: PyThread) -> Diagnosis | None:
+def _of_python(stall: Stall, process: ProcessView, view: InsideView, thread: PyThread) -> Draft | None:
     wanted = thread.waits_for
     if wanted is None or wanted.kind not in _OWN or any(_holds(each, wanted) for each in view.threads):
         return None
@@ -60,7 +60,7 @@ def _of_python(stall: Stall, process: ProcessView, view: InsideView, thread: PyT
     return _advised(draft, stall)
 
 
-def _of_native_code(stall: Stall, process: ProcessView, thread: PyThread) -> Diagnosis | None:
+def _of_native_code(stall: Stall, process: ProcessView, thread: PyThread) -> Draft | None:
     for futex in process.futexes:
         if futex.tid == (thread.tid or process.pid) and futex.owner is not None and futex.owner_lives is False:
             draft = _draft(stall, process, "proven", "a mutex of native code")
@@ -70,8 +70,8 @@ def _of_native_code(stall: Stall, process: ProcessView, thread: PyThread) -> Dia
     return None
 
 
-def _of_the_parent(stall: Stall, process: ProcessView) -> Diagnosis | None:
-    """By the kernel alone, where no Python can be seen: the owner of a mutex is a thread of the parent."""
+def _of_the_parent(stall: Stall, process: ProcessView) -> Draft | None:
+    """The finding from the kernel alone, without a view of Python: a thread of the parent owns the mutex."""
     for futex in process.futexes:
         if futex.owner is not None and futex.owner_lives is False and futex.owner_process == process.parent:
             draft = _draft(stall, process, "proven", "a mutex of native code")
@@ -81,8 +81,7 @@ def _of_the_parent(stall: Stall, process: ProcessView) -> Diagnosis | None:
 
 
 def _draft(stall: Stall, process: ProcessView, grade: Grade, what: str) -> StallDraft:
-    return StallDraft(
-        check,
+    return check.draft(
         stall,
         grade,
         f"{who(process)} waits for {what}, which was locked when it was forked",
@@ -90,11 +89,10 @@ def _draft(stall: Stall, process: ProcessView, grade: Grade, what: str) -> Stall
     )
 
 
-def _advised(draft: StallDraft, stall: Stall) -> Diagnosis:
+def _advised(draft: StallDraft, stall: Stall) -> Draft:
     draft.at(main_line(stall))
     draft.help('start the workers without a fork: `multiprocessing_context="spawn"` (or `"forkserver"`)')
-    draft.help("or start them before the threads that use this lock")
-    return draft.finish()
+    return draft.help("or start them before the threads that use this lock")
 
 
 def _holds(thread: PyThread, lock: LockView) -> bool:

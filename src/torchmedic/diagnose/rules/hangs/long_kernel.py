@@ -11,20 +11,18 @@ Cure: wait. To find the operation that takes the time, profile a step (`torch.pr
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._device import device_words, power_words, spins, waits_for_device
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import StallDraft, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import main_line, stall_rule
 from torchmedic.records.stall import Stall
 
 
-@rule("TM556", "long-kernel")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM556", "long-kernel")
+def check(stall: Stall) -> Draft | None:
     if not waits_for_device(stall) or spins(stall):
         return None
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"not hung: the GPU is computing, for {duration(stall.still)} so far",
@@ -33,4 +31,4 @@ def check(stall: Stall) -> Diagnosis | None:
     draft.at(main_line(stall, "cause", "the main thread waits for the GPU here"))
     draft.because(*power_words(stall), *device_words(stall))
     draft.help("wait; `torch.profiler` shows which operation takes the time")
-    return draft.finish("note")
+    return draft.rated("note")

@@ -12,7 +12,7 @@ for very long may still be in an endless loop: py-spy (`pip install torchmedic[p
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import (
     MOVING,
     demand,
@@ -26,15 +26,15 @@ from torchmedic.diagnose.rules.hangs._at_work import (
 )
 from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
 from torchmedic.diagnose.words.format import duration, size
-from torchmedic.diagnose.words.stall import BUSY, IDLE, StallDraft, at, main_line, stands
-from torchmedic.records import Diagnosis, Severity
+from torchmedic.diagnose.words.stall import BUSY, IDLE, at, main_line, stall_rule, stands
+from torchmedic.records import Severity
 from torchmedic.records.stall import Stall
 
 _IMPORT_LIMITS = 4  # times the limit: until then to import modules is nothing to speak of
 
 
-@rule("TM558", "long-work")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM558", "long-work")
+def check(stall: Stall) -> Draft | None:
     main, inner, view = stall.thread, stall.inner, stall.view
     if main is None or inner is None or view is None:
         return None
@@ -65,10 +65,8 @@ def check(stall: Stall) -> Diagnosis | None:
     return _helped(stall)
 
 
-def _told(stall: Stall, cause: str, seen: str, severity: Severity = "note") -> Diagnosis:
-    draft = StallDraft(
-        check, stall, "likely", f"not hung: the run is at work, for {duration(stall.still)} so far", cause
-    )
+def _told(stall: Stall, cause: str, seen: str, severity: Severity = "note") -> Draft:
+    draft = check.draft(stall, "likely", f"not hung: the run is at work, for {duration(stall.still)} so far", cause)
     main = stall.thread
     draft.at(main_line(stall, "cause", "the main thread is at work here"))
     used = share(native(stall.view, main))
@@ -76,14 +74,13 @@ def _told(stall: Stall, cause: str, seen: str, severity: Severity = "note") -> D
     if len(lines) > 1:
         draft.because(f"seen at lines {', '.join(map(str, lines[:8]))}")
     draft.because(f"it uses {used}" if used else "", f"{seen} arrived during the examination" if seen else "")
-    return draft.finish(severity)
+    return draft.rated(severity)
 
 
-def _helped(stall: Stall) -> Diagnosis | None:
+def _helped(stall: Stall) -> Draft | None:
     for helper in helpers(stall):
         if helper.sleeps is None:
-            draft = StallDraft(
-                check,
+            draft = check.draft(
                 stall,
                 "likely" if helper.known else "possible",
                 f"not hung: the run waits for a working thread or process, for {duration(stall.still)} so far",
@@ -93,5 +90,5 @@ def _helped(stall: Stall) -> Diagnosis | None:
             draft.at(
                 main_line(stall, "surfaced" if helper.frame is not None else "cause", "the main thread waits here")
             )
-            return draft.finish("note")
+            return draft.rated("note")
     return None

@@ -15,12 +15,11 @@ pool.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody, timer
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import StallDraft, at, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import at, main_line, stall_rule
 from torchmedic.records.inside import LockView
 from torchmedic.records.stall import Stall
 
@@ -41,8 +40,8 @@ _ENDS = {
 }
 
 
-@rule("TM528", "nobody-left-to-signal")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM528", "nobody-left-to-signal")
+def check(stall: Stall) -> Draft | None:
     waiters = chain(stall)
     found = [waiter for waiter in waiters if _waits_for_ever(stall, waiter)]
     # The last is the one that keeps the others, unless it is somebody who waits for work, or all wait for the same.
@@ -56,14 +55,14 @@ def check(stall: Stall) -> Diagnosis | None:
     return _not_yet(stall, found[-1]) if found else None
 
 
-def _not_yet(stall: Stall, waiter: Waiter) -> Diagnosis | None:
+def _not_yet(stall: Stall, waiter: Waiter) -> Draft | None:
     left, wanted = timer(stall, waiter), waiter.wanted
     if left is None or wanted is None or (left < _MAX_TICK_SECONDS and stall.still > _STRANGER_LIMITS * stall.limit):
         return None
     message = f"not hung yet: the run waits for the {wanted.kind} `{wanted.name}`, and a timer runs"
-    draft = StallDraft(check, stall, "possible", message, f"a thread acts in {duration(left)}, and may end the wait")
+    draft = check.draft(stall, "possible", message, f"a thread acts in {duration(left)}, and may end the wait")
     draft.at(at(waiter.frame, "cause", f"waits for {wanted.kind} `{wanted.name}`"), main_line(stall))
-    return draft.finish("note")
+    return draft.rated("note")
 
 
 def _waits_for_ever(stall: Stall, waiter: Waiter) -> bool:
@@ -73,14 +72,13 @@ def _waits_for_ever(stall: Stall, waiter: Waiter) -> bool:
     return waiter.stands(stall) and not waiter.ends_by_itself
 
 
-def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Diagnosis:
+def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Draft:
     kind = wanted.kind.partition(" ")[0] if wanted.kind.startswith("queue") else wanted.kind
     if wanted.kind == "barrier" and wanted.room:
         message = f"{wanted.count} of {wanted.room} threads have come to the barrier `{wanted.name}`, and no more will"
     else:
         message = f"the run waits for the {kind} `{wanted.name}`, and no thread is left to {_ENDS[wanted.kind]}"
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         silence.grade,
         message,
@@ -95,4 +93,4 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
     elif wanted.kind == "future":
         draft.help("do not wait in a pool for a task of the same pool, or give it a thread more")
     draft.help("signal in a `finally:` block, and give the wait a time limit, so that it raises an exception")
-    return draft.finish(silence.severity)
+    return draft.rated(silence.severity)

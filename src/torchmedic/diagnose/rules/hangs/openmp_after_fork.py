@@ -13,14 +13,13 @@ fork before anything is computed.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import StallDraft, at, idle, main_line, stands, who
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import at, idle, main_line, stall_rule, stands, who
 from torchmedic.records.stall import Stall
 
 
-@rule("TM504", "openmp-after-fork")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM504", "openmp-after-fork")
+def check(stall: Stall) -> Draft | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
         if view is None or not view.forked or not stands(view) or not idle(process):
@@ -33,8 +32,7 @@ def check(stall: Stall) -> Diagnosis | None:
         if threads < 2 or before < threads or len(process.own_threads) >= threads or _in_python(thread.frames[0].file):
             continue
         named = [name for name in row.native if "gomp" in name or "kmp" in name]
-        draft = StallDraft(
-            check,
+        draft = check.draft(
             stall,
             "proven" if named else "likely",
             f"{who(process)} waits for OpenMP threads that were lost in a fork",
@@ -45,8 +43,7 @@ def check(stall: Stall) -> Diagnosis | None:
         draft.because(f"process {process.pid} has {len(process.own_threads)} of the {threads} threads torch counts on")
         draft.because("its main thread waits in the kernel (futex) inside of native code")
         draft.because(f"it is in `{named[0]}`" if named else "")
-        draft.help("`torch.set_num_threads(1)` as the first thing in the child, or the start method `spawn`")
-        return draft.finish()
+        return draft.help("`torch.set_num_threads(1)` as the first thing in the child, or the start method `spawn`")
     return None
 
 

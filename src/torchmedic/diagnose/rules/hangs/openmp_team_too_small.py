@@ -11,14 +11,13 @@ Cure: unset `OMP_THREAD_LIMIT`, or request no more threads than it allows.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import StallDraft, at, busy, stands
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import at, busy, stall_rule, stands
 from torchmedic.records.stall import Stall
 
 
-@rule("TM505", "openmp-team-too-small")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM505", "openmp-team-too-small")
+def check(stall: Stall) -> Draft | None:
     for process in stall.processes:
         view = stall.inside.get(process.pid)
         limit = process.environment.get("OMP_THREAD_LIMIT", "")
@@ -27,8 +26,7 @@ def check(stall: Stall) -> Diagnosis | None:
         threads, thread = view.torch_threads or 1, view.main
         if thread is None or threads <= int(limit):
             continue
-        draft = StallDraft(
-            check,
+        draft = check.draft(
             stall,
             "likely",
             f"torch divides its work for {threads} threads, but OpenMP may have only {limit}",
@@ -37,6 +35,5 @@ def check(stall: Stall) -> Diagnosis | None:
         draft.at(at(thread.user_frame, "cause", "this never comes back"))
         draft.because(f"at one and the same instruction in all looks, while using {process.busy:.0%} of a core")
         draft.because(f"OMP_THREAD_LIMIT={limit}, torch.get_num_threads() is {threads}")
-        draft.help(f"unset OMP_THREAD_LIMIT, or `torch.set_num_threads({limit})`")
-        return draft.finish()
+        return draft.help(f"unset OMP_THREAD_LIMIT, or `torch.set_num_threads({limit})`")
     return None

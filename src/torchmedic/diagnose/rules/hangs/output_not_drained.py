@@ -14,19 +14,19 @@ output to a file or to `DEVNULL`.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._counterparts import described, find, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
-from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
-from torchmedic.records import Diagnosis, Grade, Severity
+from torchmedic.diagnose.words.stall import at, command, main_line, stall_rule
+from torchmedic.records import Grade, Severity
 from torchmedic.records.process import FileWait
 from torchmedic.records.stall import Stall
 
 _STREAMS = {1: "stdout", 2: "stderr"}
 
 
-@rule("TM521", "output-not-drained")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM521", "output-not-drained")
+def check(stall: Stall) -> Draft | None:
     for waiter in reversed(chain(stall)):
         wait = next((wait for wait in waiter.files if writes_into_pipe(wait)), None)
         if wait is None or wait.timed or not waiter.stands(stall):
@@ -42,7 +42,7 @@ def check(stall: Stall) -> Diagnosis | None:
 
 
 def writes_into_pipe(wait: FileWait) -> bool:
-    """Whether this is a write, and somebody must read for it to end."""
+    """Whether the wait is for a write that ends only if another process reads."""
     writes = wait.action == "write" or (wait.action == "poll" and wait.wants == "write")
     return writes and (wait.target.startswith(("pipe:", "socket:", "/dev/pts/", "/dev/tty")) or bool(wait.peers))
 
@@ -65,9 +65,7 @@ def readers_of(stall: Stall, waiter: Waiter, wait: FileWait) -> list[int]:
     return readers
 
 
-def _told(
-    stall: Stall, waiter: Waiter, wait: FileWait, readers: list[int], grade: Grade, severity: Severity
-) -> Diagnosis:
+def _told(stall: Stall, waiter: Waiter, wait: FileWait, readers: list[int], grade: Grade, severity: Severity) -> Draft:
     process, own = waiter.process, waiter.process.pid == stall.pid
     what = _STREAMS.get(wait.descriptor, f"descriptor {wait.descriptor}")
     who = "the run" if own else command(process, process.pid)
@@ -78,7 +76,7 @@ def _told(
         message = f"the terminal does not accept what {who} writes to {what}"
     else:
         message = f"no process reads what {who} writes to {what}, and the pipe is full"
-    draft = StallDraft(check, stall, grade, message, f"it is blocked in a write to {wait.target} until a process reads")
+    draft = check.draft(stall, grade, message, f"it is blocked in a write to {wait.target} until a process reads")
     frame = waiter.frame
     label = "writes here, and waits" if own or frame is not None else "waits for it here, and does not read"
     draft.at(at(frame, "cause", label) or main_line(stall, "cause", label))
@@ -92,4 +90,4 @@ def _told(
         draft.help("make the process at the other end read, or send the output to a file")
     else:
         draft.help("read while waiting: `communicate()` or `subprocess.run(..., capture_output=True)`")
-    return draft.finish(severity)
+    return draft.rated(severity)

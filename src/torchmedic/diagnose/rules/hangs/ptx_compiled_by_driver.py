@@ -12,19 +12,18 @@ Cure: wait once; the driver stores the result in `~/.nv/ComputeCache`, if that f
 from __future__ import annotations
 
 from torchmedic.detect.failures.architectures import covers, covers_without_compiling
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import demand, native
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, main_line, stands
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import BUSY, main_line, stall_rule, stands
 from torchmedic.records.inside import InsideView
 from torchmedic.records.stall import Stall
 
 _COMPILER = "libnvidia-ptxjitcompiler"
 
 
-@rule("TM551", "ptx-compiled-by-driver")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM551", "ptx-compiled-by-driver")
+def check(stall: Stall) -> Draft | None:
     view, inner = stall.view, stall.inner
     row = native(view, stall.thread)
     if view is None or inner is None or not stands(inner) or demand(row) < BUSY:
@@ -36,8 +35,7 @@ def check(stall: Stall) -> Diagnosis | None:
     begun = stall.box is not None and stall.box.last is not None and stall.box.last.updates > 0
     if not (inside or (gpu and not begun) or (loaded and not begun and inner.device_busy is not True)):
         return None
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"not hung: the driver compiles kernels for {gpu or 'this GPU'}, for {duration(stall.still)} so far",
@@ -49,7 +47,7 @@ def check(stall: Stall) -> Diagnosis | None:
     draft.because("the main thread is at one instruction of Python and at work in native code")
     draft.help("wait once: the result is kept in ~/.nv/ComputeCache (`CUDA_CACHE_PATH`, `CUDA_CACHE_MAXSIZE`)")
     draft.help("install a build of torch that has code for this GPU")
-    return draft.finish("note")
+    return draft.rated("note")
 
 
 def _without_code(inner: InsideView) -> str:

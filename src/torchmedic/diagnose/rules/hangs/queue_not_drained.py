@@ -13,18 +13,17 @@ exceptions; `put(item, timeout=60)` turns the hang into an exception.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain, children_awaited
 from torchmedic.diagnose.rules.hangs.output_not_drained import writes_into_pipe
-from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import at, command, main_line, stall_rule
 from torchmedic.records.inside import LockView
 from torchmedic.records.stall import Stall
 
 
-@rule("TM512", "queue-not-drained")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM512", "queue-not-drained")
+def check(stall: Stall) -> Draft | None:
     waiters = chain(stall)
     for waiter in waiters:
         writer = _cannot_end(stall, waiter, waiters)
@@ -58,11 +57,10 @@ def _all_threads(stall: Stall, pids: set[int]) -> list[Waiter]:
     return [Waiter(process, row, None) for process in stall.processes if process.pid in pids for row in process.threads]
 
 
-def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Diagnosis:
+def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Draft:
     child = writer.process
     name = waiter.wanted.name if waiter.wanted is not None else "the child"
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "proven",
         f"`{name}` cannot end: items that it put into a queue have not been read",
@@ -72,14 +70,12 @@ def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Diagnosis:
     draft.at(main_line(stall))
     where = next((f"descriptor {wait.descriptor}, {wait.target}" for wait in writer.files), "")
     draft.because(f"a thread of {command(child, child.pid)} stands in a write to {where}")
-    draft.help("`get()` all results first, `join()` afterwards")
-    return draft.finish()
+    return draft.help("`get()` all results first, `join()` afterwards")
 
 
-def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Diagnosis:
+def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Draft:
     holds = f" of {wanted.room} items" if wanted.room else ""
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         silence.grade,
         f"the queue `{wanted.name}` is full, and no consumer is left",
@@ -88,4 +84,4 @@ def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
     draft.at(at(waiter.frame, "cause", "waits for room here"), main_line(stall))
     draft.because(f"it holds {wanted.count}{holds}" if wanted.count is not None else "", *silence.facts)
     draft.help("find out why its consumer has ended; `put(item, timeout=60)` raises instead of waiting forever")
-    return draft.finish(silence.severity)
+    return draft.rated(silence.severity)

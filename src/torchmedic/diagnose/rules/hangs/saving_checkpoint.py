@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import caller_of, demand, native
 from torchmedic.diagnose.words.format import duration, size
-from torchmedic.diagnose.words.stall import BUSY, StallDraft, at
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import BUSY, at, stall_rule
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.process import FileGrowth
 from torchmedic.records.stall import Stall
@@ -36,8 +35,8 @@ _MIN_FILE_BYTES = 8 << 20
 _MIN_SHARE_WRITTEN = 0.05  # of the state: before that the rate says little
 
 
-@rule("TM554", "saving-checkpoint")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM554", "saving-checkpoint")
+def check(stall: Stall) -> Draft | None:
     main, view = stall.thread, stall.view
     if main is None or view is None:
         return None
@@ -48,8 +47,7 @@ def check(stall: Stall) -> Diagnosis | None:
     if not moves or (call is None and not by_file):
         return None
     where = f" to {relative(file.path)}" if file is not None else ""
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"not hung: a checkpoint is being written{where}, for {duration(stall.still)} so far",
@@ -62,7 +60,7 @@ def check(stall: Stall) -> Diagnosis | None:
     elif view.bytes_written:
         draft.because(f"{size(int(view.bytes_written))} a second are written")
     draft.help("wait; save less often, to a local disk first, or in another thread")
-    return draft.finish("note")
+    return draft.rated("note")
 
 
 def _left(file: FileGrowth, state: int | None) -> str:

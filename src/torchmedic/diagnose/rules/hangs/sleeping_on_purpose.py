@@ -11,7 +11,7 @@ polls for something that never happens does not end: give it a deadline.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import (
     demand,
     expires_soon,
@@ -25,8 +25,7 @@ from torchmedic.diagnose.rules.hangs._at_work import (
 from torchmedic.diagnose.rules.hangs._collectives import LAUNCHERS
 from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import IDLE, StallDraft, at, main_line, stands
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import IDLE, StallDraft, at, main_line, stall_rule, stands
 from torchmedic.records.inside import PyThread
 from torchmedic.records.process import ThreadView
 from torchmedic.records.stall import Stall
@@ -34,8 +33,8 @@ from torchmedic.records.stall import Stall
 _WAITS_FOR_LOCK = ("torch/utils/file_baton.py", "/filelock/")
 
 
-@rule("TM557", "sleeping-on-purpose")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM557", "sleeping-on-purpose")
+def check(stall: Stall) -> Draft | None:
     main = stall.thread
     row = native(stall.view, main)
     if main is None or waits_for_workers(main) or frames_in(main, *_WAITS_FOR_LOCK) is not None:
@@ -56,11 +55,11 @@ def check(stall: Stall) -> Diagnosis | None:
             draft.at(at(helper.frame, "cause", f"{helper.name} sleeps here"))
             draft.at(main_line(stall, "surfaced" if helper.frame is not None else "cause"))
             draft.because(where(helper))
-            return draft.finish("note")
+            return draft.rated("note")
     return None
 
 
-def _sleeps(stall: Stall, main: PyThread, row: ThreadView | None) -> Diagnosis:
+def _sleeps(stall: Stall, main: PyThread, row: ThreadView | None) -> Draft:
     left = sleep_left(row)
     polls = main.moved
     cause = "it sleeps between two checks of a condition" if polls else "the main thread sleeps"
@@ -78,25 +77,25 @@ def _sleeps(stall: Stall, main: PyThread, row: ThreadView | None) -> Diagnosis:
         draft.help("give the loop a deadline, if what it waits for may never come")
     elif left is not None:
         draft.because(f"it continues by itself in {duration(left)}")
-    return draft.finish("note")
+    return draft.rated("note")
 
 
-def _waits(stall: Stall, main: PyThread, left: float) -> Diagnosis:
+def _waits(stall: Stall, main: PyThread, left: float) -> Draft:
     draft = _draft(stall, "likely", "the main thread waits, with a time limit")
     wanted = main.waits_for
     label = f"waits for {wanted.kind} `{wanted.name}`" if wanted is not None else "waits here"
     draft.at(main_line(stall, "cause", label))
     draft.because(f"the wait ends by itself in {duration(left)} at most")
-    return draft.finish("note")
+    return draft.rated("note")
 
 
 def _draft(stall: Stall, grade: str, cause: str) -> StallDraft:
     message = f"not hung: the script sleeps, for {duration(stall.still)} so far"
-    return StallDraft(check, stall, "likely" if grade == "likely" else "possible", message, cause)
+    return check.draft(stall, "likely" if grade == "likely" else "possible", message, cause)
 
 
 def _calls_sleep(main: PyThread) -> bool:
-    """By the line alone, where the kernel hides its calls from us."""
+    """Whether the source line calls `sleep`, for kernels that hide the system calls of other processes."""
     frame = main.frames[0] if main.frames else None
     return frame is not None and frame.user and "sleep(" in frame.code
 

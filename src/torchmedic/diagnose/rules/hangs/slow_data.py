@@ -12,19 +12,18 @@ smaller or preprocessed files, `persistent_workers=True` if every epoch begins w
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import MOVING, frames_in
 from torchmedic.diagnose.rules.hangs._reading import FETCHING, waits_for_workers, works
 from torchmedic.diagnose.words.format import duration, size
-from torchmedic.diagnose.words.stall import StallDraft, at, main_line, who
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import at, main_line, stall_rule, who
 from torchmedic.records.inside import InsideView
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
 
-@rule("TM555", "slow-data")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM555", "slow-data")
+def check(stall: Stall) -> Draft | None:
     if waits_for_workers(stall.thread):
         for process in stall.processes:
             view = stall.inside.get(process.pid) or InsideView(pid=process.pid, time=0.0)
@@ -40,11 +39,9 @@ def check(stall: Stall) -> Diagnosis | None:
     return _told(stall, own, inner, f"the main thread reads it and {how}") if how else None
 
 
-def _told(stall: Stall, process: ProcessView, view: InsideView, cause: str) -> Diagnosis:
+def _told(stall: Stall, process: ProcessView, view: InsideView, cause: str) -> Draft:
     item = f" item {view.item}" if view.item else ""
-    draft = StallDraft(
-        check, stall, "likely", f"not hung: the next batch takes long, {duration(stall.still)} so far", cause
-    )
+    draft = check.draft(stall, "likely", f"not hung: the next batch takes long, {duration(stall.still)} so far", cause)
     thread = view.main
     draft.at(at(thread.user_frame if thread is not None else None, "cause", f"reads{item or ' the data'} here"))
     known = thread is not None and thread.user_frame is not None
@@ -55,4 +52,4 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, cause: str) -> D
     workers = sum(each.is_loader_worker for each in stall.processes)
     draft.because(f"{workers} workers read" if workers else "there are no workers: reading and training take turns")
     draft.help("more workers and `prefetch_factor`, or files that are quicker to read")
-    return draft.finish("note")
+    return draft.rated("note")

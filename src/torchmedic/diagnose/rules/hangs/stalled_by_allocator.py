@@ -13,22 +13,20 @@ end another process that holds memory on the same GPU.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import StallDraft, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import main_line, stall_rule
 from torchmedic.records.stall import Stall
 
 _MIN_RETRIES_PER_SECOND = 1.0  # a second
 
 
-@rule("TM526", "stalled-by-allocator")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM526", "stalled-by-allocator")
+def check(stall: Stall) -> Draft | None:
     inner = stall.inner
     rate = inner.allocator_retry_rate if inner is not None else None
     if inner is None or rate is None or rate < _MIN_RETRIES_PER_SECOND:
         return None
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         "the run is slow because the GPU's memory is nearly full, and the allocator empties its cache again and again",
@@ -38,4 +36,4 @@ def check(stall: Stall) -> Diagnosis | None:
     draft.because(f"{inner.allocator_retries} times since the start" if inner.allocator_retries else "")
     draft.help("set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the start")
     draft.help("a smaller batch, or inputs padded to a few fixed sizes")
-    return draft.finish("warning")
+    return draft.rated("warning")

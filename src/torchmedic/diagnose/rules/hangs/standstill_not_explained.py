@@ -13,24 +13,22 @@ frames.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import StallDraft, ends_by_itself, idle, main_line, stands
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import ends_by_itself, idle, main_line, stall_rule, stands
 from torchmedic.records.stall import Stall
 
 _MIN_SHARE_OF_CORE = 0.1  # of a core: more than a thread that wakes now and then to look
 
 
-@rule("TM590", "standstill-not-explained")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM590", "standstill-not-explained")
+def check(stall: Stall) -> Draft | None:
     view = stall.view
     moves = any(inner.main is not None and inner.main.moved for inner in stall.inside.values())
     # Whoever the main thread waits for may be at work, in native code say.
     works = any(process.demand > _MIN_SHARE_OF_CORE for process in stall.processes if process.pid not in stall.mute)
     if moves or works or not (stands(stall.inner) or stall.pid in stall.mute) or ends_by_itself(view):
         return None
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "possible",
         "the run makes no progress, and no rule explains why",
@@ -43,5 +41,4 @@ def check(stall: Stall) -> Diagnosis | None:
         rate = f", {view.busy:.0%} of a core" if view.busy is not None else ""
         draft.because(f"the main thread's state is {thread.state}{call}{rate}")
     excluded = ["threads that wait for each other", "a dead or stuck DataLoader worker", "a full pipe", "a file lock"]
-    draft.because("excluded: " + ", ".join(excluded) + (", a busy loop" if idle(view) else ""))
-    return draft.finish()
+    return draft.because("excluded: " + ", ".join(excluded) + (", a busy loop" if idle(view) else ""))

@@ -11,24 +11,22 @@ Cure: use `kill -CONT PID`, or `fg` in the shell that has stopped it. Start back
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._wait_chain import chain
-from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line, who
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import at, command, main_line, stall_rule, who
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
 
-@rule("TM524", "stopped-process")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM524", "stopped-process")
+def check(stall: Stall) -> Draft | None:
     waiter = next((waiter for waiter in chain(stall) if waiter.process.state in "Tt"), None)
     if waiter is None:
         return None
     stopped = waiter.process
     own = stopped.pid == stall.pid
     name = "the training process" if own else who(stopped)
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "proven",
         f"{name} is stopped{_by_whom(stopped)}",
@@ -45,7 +43,7 @@ def check(stall: Stall) -> Diagnosis | None:
         draft.help("let the debugger continue it, or detach it")
     else:
         draft.help(f"continue it: `kill -CONT {stopped.pid}`, or `fg` in the shell that has stopped it")
-    return draft.finish()
+    return draft
 
 
 def _by_whom(process: ProcessView) -> str:

@@ -13,14 +13,14 @@ in state D cannot be killed until the storage answers.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import frames_in
 from torchmedic.diagnose.rules.hangs._counterparts import described, doing, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._nobody_left import goes_on_beside
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
-from torchmedic.records import Diagnosis, Grade, Severity
+from torchmedic.diagnose.words.stall import at, command, main_line, stall_rule
+from torchmedic.records import Grade, Severity
 from torchmedic.records.process import FileWait
 from torchmedic.records.stall import Stall
 
@@ -29,8 +29,8 @@ _MIN_BYTES_PER_SECOND = 1024  # bytes a second
 _WORDS = {"connect": "to connect to", "accept": "for a connection at", "read": "for data from", "poll": "for data from"}
 
 
-@rule("TM523", "storage-or-network-wait")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM523", "storage-or-network-wait")
+def check(stall: Stall) -> Draft | None:
     for waiter in reversed(chain(stall)):
         if frames_in(waiter.python, "torch/distributed") is not None:
             continue
@@ -50,14 +50,13 @@ def _moves(waiter: Waiter) -> bool:
     return moved > _MIN_BYTES_PER_SECOND or waiter.row.wchan.startswith(_FORKING) or (waiter.row.wakes or 0.0) > 1
 
 
-def _storage(stall: Stall, waiter: Waiter) -> Diagnosis:
+def _storage(stall: Stall, waiter: Waiter) -> Draft:
     row, process = waiter.row, waiter.process
     where = f" in `{row.wchan}`" if row.wchan else ""
     nvidia = row.wchan.startswith(("nv", "uvm", "os_acquire", "rm_"))
     what = "the driver of the GPU" if nvidia else "storage"
     file = next((wait.target for wait in waiter.files if wait.target), "")
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"the run waits in the kernel for {what}, which does not answer",
@@ -69,7 +68,7 @@ def _storage(stall: Stall, waiter: Waiter) -> Diagnosis:
     draft.because(f"all of the host stood still for {pressure:.0%} of the time, waiting for disks" if pressure else "")
     draft.help("see `dmesg` for the driver" if nvidia else "see `dmesg` and `mount`: does the file system answer?")
     over = stall.still >= 2 * stall.limit
-    return draft.finish("error" if over else "warning")
+    return draft.rated("error" if over else "warning")
 
 
 def _is_network(stall: Stall, wait: FileWait) -> bool:
@@ -82,7 +81,7 @@ def _is_network(stall: Stall, wait: FileWait) -> bool:
     return wait.target.startswith("socket:") and bool(wait.peers) and own.isdisjoint(wait.peers)
 
 
-def _network(stall: Stall, waiter: Waiter, wait: FileWait) -> Diagnosis | None:
+def _network(stall: Stall, waiter: Waiter, wait: FileWait) -> Draft | None:
     others = [pid for pid in wait.peers if pid != waiter.process.pid]
     own = bool(wait.peers) and not others
     grade: Grade = "likely"
@@ -104,7 +103,7 @@ def _network(stall: Stall, waiter: Waiter, wait: FileWait) -> Diagnosis | None:
         message = f"not hung yet: {who} waits {_WORDS[wait.action]} {where}"
     else:
         message = f"{who} waits {_WORDS[wait.action]} {where} without a time limit, and receives nothing"
-    draft = StallDraft(check, stall, grade, message, f"it stands in `{waiter.row.syscall}` on {wait.target}")
+    draft = check.draft(stall, grade, message, f"it stands in `{waiter.row.syscall}` on {wait.target}")
     draft.at(at(waiter.frame, "cause", "waits here") or main_line(stall, "cause", "waits here"), main_line(stall))
     state = f"the connection is {wait.connection}" if wait.connection else ""
     quiet = f"nothing was received for {duration(waiter.row.asleep)}" if waiter.row.asleep is not None else ""
@@ -112,4 +111,4 @@ def _network(stall: Stall, waiter: Waiter, wait: FileWait) -> Diagnosis | None:
     draft.because(*(f"at the other end, on this host: {described(stall, pid)}" for pid in others[:3]))
     draft.because("the other end is in the same process, where no thread serves it" if own else "")
     draft.help("give it a time limit: `timeout=30`, or `socket.setdefaulttimeout(30)` for all")
-    return draft.finish(severity)
+    return draft.rated(severity)

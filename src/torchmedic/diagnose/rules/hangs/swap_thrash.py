@@ -12,10 +12,9 @@ Python lists in the dataset, which every worker copies. To see which process use
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.words.format import size
-from torchmedic.diagnose.words.stall import StallDraft, command, main_line
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import command, main_line, stall_rule
 from torchmedic.records.stall import Stall
 
 _MIN_SHARE_WAITING = 0.2  # of the time, all of the tasks waited for memory
@@ -23,8 +22,8 @@ _MIN_SWAP_BYTES_PER_SECOND = 4 << 20  # bytes a second
 _MIN_FAULTS_PER_SECOND = 100.0  # a second
 
 
-@rule("TM525", "swap-thrash")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM525", "swap-thrash")
+def check(stall: Stall) -> Draft | None:
     rates = stall.pressure
     if rates is None:
         return None
@@ -32,8 +31,7 @@ def check(stall: Stall) -> Diagnosis | None:
     swapped, faults = rates.swap_in or 0.0, rates.major_faults or 0.0
     if stood < _MIN_SHARE_WAITING or (swapped < _MIN_SWAP_BYTES_PER_SECOND and faults < _MIN_FAULTS_PER_SECOND):
         return None
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         "the run is slow because the host has too little memory and swaps",
@@ -52,4 +50,4 @@ def check(stall: Stall) -> Diagnosis | None:
         swap = f", {size(process.swap)} swapped out" if process.swap else ""
         draft.because(f"{command(process, process.pid)}: {size(process.rss)}{swap}")
     draft.help("fewer DataLoader workers, a smaller `prefetch_factor` or batch, memory-mapped data")
-    return draft.finish("warning")
+    return draft.rated("warning")

@@ -12,15 +12,15 @@ wait for a thread (`join`, `result`, `get`) while holding a lock that it needs.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import StallDraft, at, lock_at, short
-from torchmedic.records import Diagnosis, Role
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import at, lock_at, short, stall_rule
+from torchmedic.records import Role
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.stall import Stall
 
 
-@rule("TM502", "thread-deadlock")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM502", "thread-deadlock")
+def check(stall: Stall) -> Draft | None:
     for view in stall.inside.values():
         cycle = _cycle(view)
         if cycle and not any(_gives_up(stall, view.pid, thread) for thread in cycle):
@@ -64,21 +64,19 @@ def _awaited(thread: PyThread, view: InsideView) -> int | None:
     return holders[0].ident if len(holders) == 1 else None
 
 
-def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
+def _told(stall: Stall, cycle: list[PyThread]) -> Draft:
     first = cycle[0]
     wanted = first.waits_for
     assert wanted is not None
     if len(cycle) == 1:
-        draft = StallDraft(
-            check,
+        draft = check.draft(
             stall,
             "proven",
             f"a thread waits for `{wanted.name}`, which it holds itself",
             f"this {wanted.kind} was taken before by the same thread, and is not released while it waits",
         )
     else:
-        draft = StallDraft(
-            check,
+        draft = check.draft(
             stall,
             "proven",
             f"deadlock: {len(cycle)} threads wait for each other's locks",
@@ -101,7 +99,7 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Diagnosis:
         draft.help("use `threading.RLock()`, which the same thread may take again, or do not take it twice")
     else:
         draft.help("take these locks in the same order everywhere, or release one before waiting for the other")
-    return draft.done()
+    return draft
 
 
 def _name(thread: PyThread) -> str:

@@ -12,25 +12,23 @@ Cure: do not wait in a hook: put the work into a queue and wait for it after `ba
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.words.stall import StallDraft, at
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.stall import at, stall_rule
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.stall import Stall
 
 _ENGINE = "_engine_run_backward"
 
 
-@rule("TM515", "wait-inside-backward")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM515", "wait-inside-backward")
+def check(stall: Stall) -> Draft | None:
     inner = stall.inner
     for thread in inner.threads if inner is not None else ():
         hook, backward = _in_backward(thread, stall)
         wanted = thread.waits_for
         if hook is None or wanted is None or thread.moved:
             continue
-        draft = StallDraft(
-            check,
+        draft = check.draft(
             stall,
             "likely",
             f"`{hook.function}`, which runs inside of the backward pass, waits for {wanted.kind} `{wanted.name}`",
@@ -38,8 +36,7 @@ def check(stall: Stall) -> Diagnosis | None:
         )
         draft.at(at(hook, "cause", "this waits while the backward pass waits for it"))
         draft.at(at(backward, "surfaced", "the backward pass was started here"))
-        draft.help("do not wait inside a hook: pass the work on, and wait for it after `backward()`")
-        return draft.finish()
+        return draft.help("do not wait inside a hook: pass the work on, and wait for it after `backward()`")
     return None
 
 

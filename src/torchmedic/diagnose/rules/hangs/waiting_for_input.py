@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._counterparts import described, hopeless, patience_is_over
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
-from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line
-from torchmedic.records import Diagnosis, Grade, Severity
+from torchmedic.diagnose.words.stall import at, command, main_line, stall_rule
+from torchmedic.records import Grade, Severity
 from torchmedic.records.inside import PyThread
 from torchmedic.records.process import FileWait
 from torchmedic.records.stall import Stall
@@ -32,8 +32,8 @@ class _Verdict(NamedTuple):
     severity: Severity
 
 
-@rule("TM520", "waiting-for-input")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM520", "waiting-for-input")
+def check(stall: Stall) -> Draft | None:
     for waiter in reversed(chain(stall)):
         wait = next((wait for wait in waiter.files if _is_input(wait)), None)
         if wait is None or not waiter.stands(stall) or (wait.timed and _debugger(waiter.python) is None):
@@ -63,7 +63,7 @@ def _verdict(stall: Stall, waiter: Waiter, wait: FileWait) -> _Verdict | None:
     return _Verdict("likely", "note")
 
 
-def _told(stall: Stall, waiter: Waiter, wait: FileWait, verdict: _Verdict) -> Diagnosis:
+def _told(stall: Stall, waiter: Waiter, wait: FileWait, verdict: _Verdict) -> Draft:
     process, frame = waiter.process, waiter.frame
     asks, debugger = _question(waiter), _debugger(waiter.python)
     who = "the run" if process.pid == stall.pid else command(process, process.pid)
@@ -73,7 +73,7 @@ def _told(stall: Stall, waiter: Waiter, wait: FileWait, verdict: _Verdict) -> Di
     else:
         message = f"{who} waits {for_what}"
     source = "a terminal" if wait.target.startswith(_TERMINALS) else f"descriptor {wait.descriptor}, {wait.target}"
-    draft = StallDraft(check, stall, verdict.grade, message, f"it reads from {source}, and receives nothing")
+    draft = check.draft(stall, verdict.grade, message, f"it reads from {source}, and receives nothing")
     draft.at(at(frame, "cause", "waits here") or main_line(stall, "cause", "waits here"))
     draft.at(main_line(stall))
     writers = [pid for pid in wait.peers if pid != process.pid]
@@ -86,7 +86,7 @@ def _told(stall: Stall, waiter: Waiter, wait: FileWait, verdict: _Verdict) -> Di
         draft.help("start the program with `stdin=subprocess.DEVNULL`, or give it the answer: `input=...`")
     else:
         draft.help("take the answer from an option or a variable; `< /dev/null` makes a question fail at once")
-    return draft.finish(verdict.severity)
+    return draft.rated(verdict.severity)
 
 
 def _question(waiter: Waiter) -> bool:

@@ -12,19 +12,18 @@ Cure: check what the child does; for a Python child the diagnosis shows its line
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._counterparts import goes_on
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain, children_awaited
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
 from torchmedic.diagnose.words.format import duration
-from torchmedic.diagnose.words.stall import StallDraft, at, command, main_line, short
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import at, command, main_line, short, stall_rule
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
 
-@rule("TM527", "waits-for-child-process")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM527", "waits-for-child-process")
+def check(stall: Stall) -> Draft | None:
     waiters = chain(stall)
     if waits_for_batch(stall.thread):
         return None
@@ -66,11 +65,10 @@ def _stands(stall: Stall, process: ProcessView) -> bool:
     return row.asleep is None or row.asleep >= min(stall.limit, stall.still)
 
 
-def _told(stall: Stall, waiter: Waiter, below: list[ProcessView], waiters: list[Waiter]) -> Diagnosis:
+def _told(stall: Stall, waiter: Waiter, below: list[ProcessView], waiters: list[Waiter]) -> Draft:
     child = below[0]
     pool = waiter.wanted is not None and waiter.wanted.kind == "result of a pool"
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         "no process of the pool is at work on what the run waits for"
@@ -85,12 +83,11 @@ def _told(stall: Stall, waiter: Waiter, below: list[ProcessView], waiters: list[
     draft.at(main_line(stall, "surfaced" if waiter.frame is not None else "cause"))
     for process in below[:4]:
         draft.because(f"{command(process, process.pid)}: {_doing(stall, process)}")
-    draft.help(
+    return draft.help(
         "the task of a killed worker is lost: `concurrent.futures.ProcessPoolExecutor` raises then"
         if pool
         else "give the wait a time limit (`timeout=`), so that it raises"
     )
-    return draft.finish()
 
 
 def _doing(stall: Stall, process: ProcessView) -> str:

@@ -13,11 +13,10 @@ collectives in the same order, and agree on early exits with an all_reduce of a 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._collectives import JOINING, Call, Rank, call_of, on_one_host, peer_states
 from torchmedic.diagnose.words.format import duration, listed
-from torchmedic.diagnose.words.stall import StallDraft, at, short
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import StallDraft, at, short, stall_rule
 from torchmedic.records.inside import InsideView, JobView, PyFrame
 from torchmedic.records.stall import Stall
 
@@ -26,8 +25,8 @@ _START_HELP = "start as many processes as the world size says, with the same `MA
 _UNSEEN_RANK_LIMITS = 10  # times the limit: for so long a rank that cannot be seen may be slow
 
 
-@rule("TM532", "waits-for-collective")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM532", "waits-for-collective")
+def check(stall: Stall) -> Draft | None:
     for pid, view in stall.inside.items():
         call = call_of(stall, stall.process(pid), view)
         if call is not None:
@@ -35,7 +34,7 @@ def check(stall: Stall) -> Diagnosis | None:
     return None
 
 
-def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
+def _told(stall: Stall, view: InsideView, call: Call) -> Draft:
     ranks = peer_states(stall, view.pid)
     slow = [rank for rank in ranks if rank.state == "behind"]
     job = view.job
@@ -49,8 +48,7 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
         or (missing > 0 and together is not True)
         or (job is None and together is False)
     )
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"{_who(view)} waits in {call.words} for other ranks",
@@ -60,13 +58,12 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Diagnosis:
     _describe(draft, view, ranks, missing)
     draft.help(_START_HELP if call.words == JOINING else _HELP)
     patient = unseen and stall.still < _UNSEEN_RANK_LIMITS * stall.limit
-    return draft.finish("note" if patient else "error")
+    return draft.rated("note" if patient else "error")
 
 
-def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: list[Rank]) -> Diagnosis:
+def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: list[Rank]) -> Draft:
     first = slow[0]
-    draft = StallDraft(
-        check,
+    draft = check.draft(
         stall,
         "likely",
         f"not hung: {_who(view)} waits in {call.words} for {first.name}, which is at work",
@@ -76,7 +73,7 @@ def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: l
     draft.at(at(call.frame, "surfaced" if first.frame is not None else "cause", f"{_who(view)} waits here"))
     _describe(draft, view, ranks, 0)
     draft.help(f"wait; it has taken {duration(stall.still)} so far")
-    return draft.finish("note")
+    return draft.rated("note")
 
 
 def _cause_of_start(stall: Stall, view: InsideView, ranks: list[Rank]) -> str:

@@ -13,17 +13,16 @@ workers. Set a time limit for the read; `DataLoader(..., timeout=60)` turns the 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._reading import sleeps_for_long
-from torchmedic.diagnose.words.stall import SLEEPS, StallDraft, at, busy, main_line, short
-from torchmedic.records import Diagnosis
+from torchmedic.diagnose.words.stall import SLEEPS, at, busy, main_line, short, stall_rule
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.process import ProcessView
 from torchmedic.records.stall import Stall
 
 
-@rule("TM511", "worker-stuck")
-def check(stall: Stall) -> Diagnosis | None:
+@stall_rule("TM511", "worker-stuck")
+def check(stall: Stall) -> Draft | None:
     if not waits_for_batch(stall.thread):
         return None
     for process in stall.processes:
@@ -36,8 +35,7 @@ def check(stall: Stall) -> Diagnosis | None:
             continue
         waits = "" if not thread.waits_for else f", waiting for {thread.waits_for.kind} `{thread.waits_for.name}`"
         item = f" item {view.item}" if view.item else ""
-        draft = StallDraft(
-            check,
+        draft = check.draft(
             stall,
             "proven",
             f"a DataLoader worker is stuck in the dataset{' on' + item if item else ''}",
@@ -49,13 +47,12 @@ def check(stall: Stall) -> Diagnosis | None:
         draft.help(
             f"read it alone to see it hang: `dataset[{view.item}]`" if view.item else "read it with `num_workers=0`"
         )
-        draft.help("`DataLoader(..., timeout=60)` raises an exception instead of waiting")
-        return draft.finish()
+        return draft.help("`DataLoader(..., timeout=60)` raises an exception instead of waiting")
     return None
 
 
 def _is_stuck(stall: Stall, process: ProcessView, view: InsideView) -> bool:
-    """Whether it waits for one thing all the time, and not for a sleep of its own to end."""
+    """Whether the worker waits for one thing all the time, and not for the end of its own sleep."""
     thread, row = view.main, process.main
     if thread is None or row is None:
         return False

@@ -11,14 +11,13 @@ Cure: use `DataLoader(dataset, shuffle=True)`, or a sampler that mixes the class
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ClassesInOrder
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 
 
 @loop_rule("TM616", "classes-in-order", ClassesInOrder)
-def check(evidence: LoopEvidence, incident: ClassesInOrder) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: ClassesInOrder) -> Draft | None:
     draft = check.draft(
         evidence,
         "proven",
@@ -34,4 +33,4 @@ def check(evidence: LoopEvidence, incident: ClassesInOrder) -> Diagnosis | None:
         draft.at(evidence.at("cause", incident.cause, "what is trained on comes in the order of the dataset"))
     draft.because("the labels of the whole dataset never decrease")
     draft.help("shuffle=True", safety="changes-training")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ClipBeforeUnscale
 from torchmedic.diagnose.cures.edits import line_added_before
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
 
 @loop_rule("TM606", "clip-before-unscale", ClipBeforeUnscale)
-def check(evidence: LoopEvidence, incident: ClipBeforeUnscale) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: ClipBeforeUnscale) -> Draft | None:
     bound = incident.bound
     draft = check.draft(
         evidence,
@@ -36,5 +35,4 @@ def check(evidence: LoopEvidence, incident: ClipBeforeUnscale) -> Diagnosis | No
     name = evidence.optimizer_name(incident.update) or "optimizer"
     scaler = evidence.receiver(incident.update, "step") or "scaler"
     line = f"{scaler}.unscale_({name})"
-    draft.help(f"call {line} before", patch=line_added_before(incident.cause, line), safety="changes-training")
-    return draft.done()
+    return draft.help(f"call {line} before", patch=line_added_before(incident.cause, line), safety="changes-training")

@@ -12,13 +12,12 @@ Cure: use `F.dropout(x, p, training=self.training)`, `dropout_p=p if self.traini
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import DropoutInEvaluation
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM622", "dropout-in-evaluation", DropoutInEvaluation)
-def check(evidence: LoopEvidence, incident: DropoutInEvaluation) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: DropoutInEvaluation) -> Draft | None:
     name, share = incident.name, incident.share
     draft = check.draft(
         evidence,
@@ -29,4 +28,4 @@ def check(evidence: LoopEvidence, incident: DropoutInEvaluation) -> Diagnosis | 
     draft.at(evidence.at("cause", incident.cause, "was called by a model in evaluation mode, without gradients", name))
     told = "training=self.training" if "attention" not in name else "dropout_p=p if self.training else 0.0"
     draft.help(f"pass the mode: `{told}`", safety="changes-training")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -12,13 +12,12 @@ Cure: remove the call. If fragmentation is the problem, set `PYTORCH_CUDA_ALLOC_
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import EmptyCacheEveryStep
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM617", "empty-cache-every-step", EmptyCacheEveryStep)
-def check(evidence: LoopEvidence, incident: EmptyCacheEveryStep) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: EmptyCacheEveryStep) -> Draft | None:
     share = f"{incident.share:.0%}"
     draft = check.draft(
         evidence,
@@ -32,4 +31,4 @@ def check(evidence: LoopEvidence, incident: EmptyCacheEveryStep) -> Diagnosis | 
         "costs more on top"
     )
     draft.help("remove the call: it does not free memory that is in use", safety="safe")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -11,14 +11,13 @@ Cure: freeze the parameters that should not change, and give the optimizer the o
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import FrozenOptimizer
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM609", "frozen-optimizer", FrozenOptimizer)
-def check(evidence: LoopEvidence, incident: FrozenOptimizer) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: FrozenOptimizer) -> Draft | None:
     draft = check.draft(
         evidence,
         "proven",
@@ -34,5 +33,4 @@ def check(evidence: LoopEvidence, incident: FrozenOptimizer) -> Diagnosis | None
         f"the loss reaches {count(incident.reached, 'parameter')} that no optimizer has "
         f"({count(incident.elements, 'weight')})",
     )
-    draft.help("give the optimizer the parameters that should be trained", safety="changes-training")
-    return draft.done()
+    return draft.help("give the optimizer the parameters that should be trained", safety="changes-training")

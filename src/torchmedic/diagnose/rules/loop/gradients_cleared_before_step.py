@@ -11,14 +11,13 @@ Cure: call `zero_grad()` before `backward()` or after `step()`, never in between
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsClearedBeforeStep
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM604", "gradients-cleared-before-step", GradientsClearedBeforeStep)
-def check(evidence: LoopEvidence, incident: GradientsClearedBeforeStep) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: GradientsClearedBeforeStep) -> Draft | None:
     updates = incident.updates
     draft = check.draft(
         evidence,
@@ -32,5 +31,4 @@ def check(evidence: LoopEvidence, incident: GradientsClearedBeforeStep) -> Diagn
         evidence.at("surfaced", incident.update, "finds no gradient", "step"),
     )
     draft.because("so in every update that was seen, without exception")
-    draft.help("move it before backward, or after step", safety="changes-training")
-    return draft.done()
+    return draft.help("move it before backward, or after step", safety="changes-training")

@@ -11,13 +11,12 @@ Cure: clear the gradients once per update, right after `optimizer.step()`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsClearedInsideAccumulation
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM602", "gradients-cleared-inside-accumulation", GradientsClearedInsideAccumulation)
-def check(evidence: LoopEvidence, incident: GradientsClearedInsideAccumulation) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: GradientsClearedInsideAccumulation) -> Draft | None:
     lost, kept = incident.lost, incident.kept
     total = lost + kept
     draft = check.draft(
@@ -37,5 +36,4 @@ def check(evidence: LoopEvidence, incident: GradientsClearedInsideAccumulation) 
         draft.because(f"norm of the gradients that were used: {used:.3g}; of all {total} micro-batches: {whole:.3g}")
     draft.because(f"so in {incident.cycles} updates, without exception")
     name = evidence.optimizer_name(incident.update) or "optimizer"
-    draft.help(f"move it behind {name}.step(), so that it is called once per update", safety="changes-training")
-    return draft.done()
+    return draft.help(f"move it behind {name}.step(), so that it is called once per update", safety="changes-training")

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsNeverCleared
 from torchmedic.diagnose.cures.edits import line_added_after
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
 
 @loop_rule("TM601", "gradients-never-cleared", GradientsNeverCleared)
-def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Draft | None:
     name = evidence.optimizer_name(incident.cause) or "optimizer"
     before, after = incident.norms
     draft = check.draft(
@@ -38,9 +37,8 @@ def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Diagnosis 
         f"{number(after)} in the last steps",
         "the same gradient tensor has been in place at every update, and only backward has written to it",
     )
-    draft.help(
+    return draft.help(
         f"clear them after the update: {name}.zero_grad()",
         patch=line_added_after(incident.cause, f"{name}.zero_grad()"),
         safety="changes-training",
     )
-    return draft.done()

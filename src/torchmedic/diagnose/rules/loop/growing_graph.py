@@ -16,18 +16,18 @@ from __future__ import annotations
 import ast
 
 from torchmedic.detect.loop.incident import GrowingGraph
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.observe.heap.walk import Held
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import FUNCTIONS
 from torchmedic.source.user_variables import user_files, user_trees
 
 
 @loop_rule("TM620", "growing-graph", GrowingGraph)
-def check(evidence: LoopEvidence, incident: GrowingGraph) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: GrowingGraph) -> Draft | None:
     held, sizes = incident.held, incident.sizes
     (first, _, small), (last, old, large) = sizes[0], sizes[-1]
     what = f"`{held.name}`" if held is not None else "something"
@@ -48,7 +48,7 @@ def check(evidence: LoopEvidence, incident: GrowingGraph) -> Diagnosis | None:
         "`retain_graph=True` out",
         safety="changes-training",
     )
-    return draft.done(severity="warning")
+    return draft.rated("warning")
 
 
 def _bound(held: Held) -> Location | None:

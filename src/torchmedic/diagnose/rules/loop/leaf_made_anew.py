@@ -13,14 +13,13 @@ Cure: compute with the tensor of the optimizer itself, in torch's operations, wi
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LeafMadeAnew
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM624", "leaf-made-anew", LeafMadeAnew)
-def check(evidence: LoopEvidence, incident: LeafMadeAnew) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: LeafMadeAnew) -> Draft | None:
     draft = check.draft(
         evidence,
         "proven",
@@ -39,11 +38,10 @@ def check(evidence: LoopEvidence, incident: LeafMadeAnew) -> Diagnosis | None:
         f"{count(incident.updates, 'update')} had no gradient to apply",
         "no tensor that a loss was computed from was in the optimizer, or was there in an earlier step",
     )
-    draft.help(
+    return draft.help(
         "compute the loss from the tensors of the optimizer, without `item()`, `numpy()` or a new tensor in between",
         safety="changes-training",
     )
-    return draft.done()
 
 
 def _held(number: int) -> str:

@@ -12,13 +12,12 @@ Cure: update after the last batch too: `if (i + 1) % N == 0 or i + 1 == len(load
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LeftoverMicroBatches
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM621", "leftover-micro-batches", LeftoverMicroBatches)
-def check(evidence: LoopEvidence, incident: LeftoverMicroBatches) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: LeftoverMicroBatches) -> Draft | None:
     left = incident.left
     last = f"last {left}" if left > 1 else "last one"
     fate = "thrown away" if incident.is_lost else "mixed into the first update of the next epoch"
@@ -32,4 +31,4 @@ def check(evidence: LoopEvidence, incident: LeftoverMicroBatches) -> Diagnosis |
     )
     draft.at(evidence.at("cause", incident.cause, f"comes after every {incident.size} batches", "step"))
     draft.help("update after the last batch of an epoch too", safety="changes-training")
-    return draft.done(severity="note")
+    return draft.rated("note")

@@ -13,13 +13,12 @@ such as Adam, which divide by the size of the gradients, are not reported.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import LossNotDivided
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM603", "loss-not-divided", LossNotDivided)
-def check(evidence: LoopEvidence, incident: LossNotDivided) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: LossNotDivided) -> Draft | None:
     size = incident.size
     draft = check.draft(
         evidence,
@@ -37,4 +36,4 @@ def check(evidence: LoopEvidence, incident: LossNotDivided) -> Diagnosis | None:
     )
     name = evidence.receiver(incident.cause, "backward") or "loss"
     draft.help(f"({name} / {size}).backward()", safety="changes-training")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

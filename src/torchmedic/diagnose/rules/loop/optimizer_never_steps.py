@@ -12,14 +12,13 @@ Cure: call `optimizer.step()` after `backward()` and before the gradients are cl
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import OptimizerNeverSteps
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM627", "optimizer-never-steps", OptimizerNeverSteps)
-def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None:
     draft = check.draft(
         evidence,
         "proven" if incident.is_named else "likely",
@@ -40,4 +39,4 @@ def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Diagnosis | 
         "the sampled weights were not written to by anybody else",
     )
     draft.help("call `step()` of the optimizer after `backward()`", safety="changes-training")
-    return draft.done(severity="error")
+    return draft.rated("error")

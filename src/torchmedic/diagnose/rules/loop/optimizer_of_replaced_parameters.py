@@ -13,17 +13,17 @@ from __future__ import annotations
 import ast
 
 from torchmedic.detect.loop.incident import OptimizerOfOtherModel, ReplacedParameters
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import nodes_in, syntax_tree
 
 
 @rule("TM608", "optimizer-of-replaced-parameters")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
+def check(evidence: LoopEvidence) -> Draft | None:
     incident = evidence.incident
     if isinstance(incident, ReplacedParameters):
         return _layer(evidence, incident)
@@ -32,7 +32,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     return None
 
 
-def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Diagnosis:
+def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Draft:
     names = listed([f"`{name}`" for name in incident.names])
     draft = check.draft(
         evidence,
@@ -49,11 +49,10 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Diagnosis:
         f"the optimizer holds {count(len(incident.old), 'tensor')} that no model uses and that never get a gradient, "
         f"of shape {listed([str(shape) for shape in incident.old])}",
     )
-    draft.help("build the optimizer after the model is complete", safety="changes-training")
-    return draft.done()
+    return draft.help("build the optimizer after the model is complete", safety="changes-training")
 
 
-def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Diagnosis:
+def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
     draft = check.draft(
         evidence,
         "proven",
@@ -69,8 +68,7 @@ def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Diagnosis
         "did not change",
         f"{count(incident.updates, 'update')} had no gradient to apply",
     )
-    draft.help("build the optimizer from the parameters of the model that is trained", safety="changes-training")
-    return draft.done()
+    return draft.help("build the optimizer from the parameters of the model that is trained", safety="changes-training")
 
 
 def _assigned(evidence: LoopEvidence, names: list[str], label: str) -> Location | None:

@@ -14,15 +14,14 @@ the layers shall stay random, freeze them with `requires_grad_(False)`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ParametersWithoutOptimizer
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM623", "parameters-without-optimizer", ParametersWithoutOptimizer)
-def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Draft | None:
     names = listed([f"`{name}`" for name in incident.names])
     draft = check.draft(
         evidence,
@@ -42,8 +41,7 @@ def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Diagn
         if incident.sign
         else "gradients pass through them from the loss to layers of the same model that an optimizer has",
     )
-    draft.help(
+    return draft.help(
         "give the optimizer their parameters too, or freeze them with `requires_grad_(False)`",
         safety="changes-training",
     )
-    return draft.done()

@@ -13,14 +13,13 @@ Cure: call `scheduler.step()` once per epoch, or give the schedule its length in
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import RateDecayed
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM625", "rate-decayed-to-nothing", RateDecayed)
-def check(evidence: LoopEvidence, incident: RateDecayed) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
     schedule = f"`{incident.schedule}`" if incident.schedule else "the loop"
     draft = check.draft(
         evidence,
@@ -49,4 +48,4 @@ def check(evidence: LoopEvidence, incident: RateDecayed) -> Diagnosis | None:
         else "lower the learning rate more slowly, or not below a bound",
         safety="changes-training",
     )
-    return draft.done(severity="warning")
+    return draft.rated("warning")

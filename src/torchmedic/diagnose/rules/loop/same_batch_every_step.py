@@ -11,13 +11,12 @@ Cure: use `for batch in loader:`, or one iterator that is made before the loop.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import SameBatchEveryStep
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM615", "same-batch-every-step", SameBatchEveryStep)
-def check(evidence: LoopEvidence, incident: SameBatchEveryStep) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: SameBatchEveryStep) -> Draft | None:
     draft = check.draft(
         evidence,
         "proven",
@@ -27,4 +26,4 @@ def check(evidence: LoopEvidence, incident: SameBatchEveryStep) -> Diagnosis | N
     draft.at(evidence.at("cause", incident.cause, "a new pass, and its first batch", "next"))
     draft.because(f"the last {incident.times} batches were made of the same items of the dataset, in the same order")
     draft.help("go through the loader with `for batch in loader`, or make the iterator once, before the loop")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -13,14 +13,14 @@ Cure: draw from `torch` or `numpy.random` directly, or seed the generator in a `
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import SameRandomnessInWorkers
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 
 
 @rule("TM618", "same-randomness-in-workers")
-def check(evidence: LoopEvidence) -> Diagnosis | None:
+def check(evidence: LoopEvidence) -> Draft | None:
     incident = evidence.incident
     if not isinstance(incident, SameRandomnessInWorkers) or not evidence.is_users(incident.cause):
         return None
@@ -38,7 +38,7 @@ def check(evidence: LoopEvidence) -> Diagnosis | None:
     )
     draft.because("no worker_init_fn is given, and __getitem__ does not seed it")
     draft.help("draw from torch or numpy.random, which are seeded in every worker, or seed it in a worker_init_fn")
-    return draft.done(severity="warning")
+    return draft.rated("warning")
 
 
 def _made(evidence: LoopEvidence, incident: SameRandomnessInWorkers, label: str) -> Location | None:

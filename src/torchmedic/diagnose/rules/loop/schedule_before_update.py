@@ -11,14 +11,13 @@ Cure: call `optimizer.step()` first, then `scheduler.step()`.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ScheduleBeforeUpdate
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
 
 @loop_rule("TM611", "schedule-before-update", ScheduleBeforeUpdate)
-def check(evidence: LoopEvidence, incident: ScheduleBeforeUpdate) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: ScheduleBeforeUpdate) -> Draft | None:
     draft = check.draft(
         evidence,
         "proven",
@@ -31,4 +30,4 @@ def check(evidence: LoopEvidence, incident: ScheduleBeforeUpdate) -> Diagnosis |
     )
     draft.because("the same in every iteration: first the schedule, then the update")
     draft.help("call it after the update", safety="changes-training")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

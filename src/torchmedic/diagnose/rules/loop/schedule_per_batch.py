@@ -11,13 +11,12 @@ Cure: call it once per epoch, after the loop over the batches; or give the perio
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import SchedulePerBatch
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM612", "schedule-per-batch", SchedulePerBatch)
-def check(evidence: LoopEvidence, incident: SchedulePerBatch) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: SchedulePerBatch) -> Draft | None:
     draft = check.draft(
         evidence,
         "likely",
@@ -26,4 +25,4 @@ def check(evidence: LoopEvidence, incident: SchedulePerBatch) -> Diagnosis | Non
     )
     draft.at(evidence.at("cause", incident.cause, "called after every update", "step"))
     draft.help("call it once per epoch, or give it its period in batches", safety="changes-training")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -10,13 +10,12 @@ Cure: call `backward()` for every update, and clear the gradients in between.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import StepWithoutBackward
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM605", "step-without-backward", StepWithoutBackward)
-def check(evidence: LoopEvidence, incident: StepWithoutBackward) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: StepWithoutBackward) -> Draft | None:
     updates = incident.updates
     draft = check.draft(
         evidence,
@@ -27,4 +26,4 @@ def check(evidence: LoopEvidence, incident: StepWithoutBackward) -> Diagnosis | 
     draft.at(evidence.at("cause", incident.cause, "steps with gradients that were used already", "step"))
     draft.because("between these updates nothing has written to the gradients, and backward was not called at all")
     draft.help("call backward before every step, and clear the gradients after it", safety="changes-training")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

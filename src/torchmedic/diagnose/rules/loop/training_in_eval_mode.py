@@ -11,15 +11,14 @@ Cure: call `model.train()` at the start of each epoch, or at the end of the vali
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import TrainingInEvalMode
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM613", "training-in-eval-mode", TrainingInEvalMode)
-def check(evidence: LoopEvidence, incident: TrainingInEvalMode) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: TrainingInEvalMode) -> Draft | None:
     draft = check.draft(
         evidence,
         "proven",
@@ -36,8 +35,7 @@ def check(evidence: LoopEvidence, incident: TrainingInEvalMode) -> Diagnosis | N
         f"off while it is trained: {_parts(incident.dropouts, 'dropout')}" if incident.dropouts else "",
     )
     name = evidence.receiver(incident.cause, "eval") or "model"
-    draft.help(f"call {name}.train() when the validation is over", safety="changes-training")
-    return draft.done()
+    return draft.help(f"call {name}.train() when the validation is over", safety="changes-training")
 
 
 def _parts(names: list[str], what: str) -> str:

@@ -12,17 +12,17 @@ Cure: use `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterL
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import UnregisteredLayers
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.user_code import is_user_file
 
 
 @loop_rule("TM607", "unregistered-layers", UnregisteredLayers)
-def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Draft | None:
     name, kind = incident.name, incident.kind
     path = ".".join(filter(None, (incident.path, name)))
     draft = check.draft(
@@ -44,8 +44,7 @@ def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Diagnosis | N
     wrapper = {"dict": "nn.ModuleDict"}.get(kind, "nn.ModuleList")
     if not incident.holds_modules:
         wrapper = {"dict": "nn.ParameterDict"}.get(kind, "nn.ParameterList")
-    draft.help(f"put them into {wrapper}(...)", safety="changes-training")
-    return draft.done()
+    return draft.help(f"put them into {wrapper}(...)", safety="changes-training")
 
 
 def _assigned(evidence: LoopEvidence, incident: UnregisteredLayers, label: str) -> Location | None:

@@ -13,14 +13,13 @@ Cure: keep the weights in `float32` and compute in `bfloat16` with `torch.autoca
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import UpdatesLost
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM626", "updates-lost-in-rounding", UpdatesLost)
-def check(evidence: LoopEvidence, incident: UpdatesLost) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
     updates = count(incident.updates, "update")
     draft = check.draft(
         evidence,
@@ -44,4 +43,4 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Diagnosis | None:
         else "use a larger learning rate",
         safety="changes-training",
     )
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -11,15 +11,14 @@ Cure: call `model.eval()` before the validation and `model.train()` after it.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ValidationInTrainMode
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM614", "validation-in-train-mode", ValidationInTrainMode)
-def check(evidence: LoopEvidence, incident: ValidationInTrainMode) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: ValidationInTrainMode) -> Draft | None:
     norms, dropouts = incident.norms, incident.dropouts
     draft = check.draft(
         evidence,
@@ -39,4 +38,4 @@ def check(evidence: LoopEvidence, incident: ValidationInTrainMode) -> Diagnosis 
     if dropouts:
         draft.because(f"{count(len(dropouts), 'layer')} of dropout: {listed([f'`{name}`' for name in dropouts], 3)}")
     draft.help("call eval() on the model before the validation, and train() after it")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

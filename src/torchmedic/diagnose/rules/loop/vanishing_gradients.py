@@ -13,14 +13,13 @@ Cure: use `relu` or `gelu` with a matching initialisation, normalisation layers,
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import VanishingGradients
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM628", "vanishing-gradients", VanishingGradients)
-def check(evidence: LoopEvidence, incident: VanishingGradients) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: VanishingGradients) -> Draft | None:
     first, last = incident.gradients[0], incident.gradients[-1]
     draft = check.draft(
         evidence,
@@ -43,4 +42,4 @@ def check(evidence: LoopEvidence, incident: VanishingGradients) -> Diagnosis | N
         "use `relu` or `gelu`, normalisation layers or residual connections between the layers",
         safety="changes-training",
     )
-    return draft.done(severity="warning")
+    return draft.rated("warning")

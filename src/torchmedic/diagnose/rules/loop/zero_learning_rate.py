@@ -12,14 +12,13 @@ every step.
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import ZeroLearningRate
-from torchmedic.diagnose.rule import loop_rule
+from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.records import Diagnosis
 
 
 @loop_rule("TM610", "zero-learning-rate", ZeroLearningRate)
-def check(evidence: LoopEvidence, incident: ZeroLearningRate) -> Diagnosis | None:
+def check(evidence: LoopEvidence, incident: ZeroLearningRate) -> Draft | None:
     updates = count(incident.updates, "update")
     draft = check.draft(
         evidence,
@@ -34,4 +33,4 @@ def check(evidence: LoopEvidence, incident: ZeroLearningRate) -> Diagnosis | Non
     if incident.scheduled:
         draft.because(f"its schedule has moved {incident.scheduled} times and the rate is still 0")
     draft.help("give it a learning rate above 0", safety="changes-training")
-    return draft.done(severity="error" if incident.is_alone else "warning")
+    return draft.rated("error" if incident.is_alone else "warning")

@@ -32,7 +32,7 @@ def span(evidence: LeakEvidence) -> str:
 
 
 def where(evidence: LeakEvidence) -> str:
-    """In which process, unless it is the one that trains."""
+    """The process in words; empty for the process that trains."""
     if evidence.worker is None:
         return ""
     worker, workers = evidence.worker
@@ -41,7 +41,7 @@ def where(evidence: LeakEvidence) -> str:
 
 
 def measured(evidence: LeakEvidence) -> str:
-    """How the memory of the process went meanwhile."""
+    """The change of the process's memory meanwhile, in words."""
     growth = evidence.growth
     if not evidence.measured:
         return "so far the growth is too small to be visible in the memory of the process"
@@ -51,7 +51,7 @@ def measured(evidence: LeakEvidence) -> str:
 
 
 def graph(evidence: LeakEvidence, whose: str) -> str:
-    """What the graph of one item keeps: everything that was saved for a backward, or only its nodes."""
+    """The memory that the graph of one item keeps: all saved tensors, or only its nodes."""
     nodes, freed, nbytes = evidence.graph
     if not nodes:
         return ""
@@ -83,7 +83,7 @@ def end(evidence: LeakEvidence) -> str:
 
 
 def limit(evidence: LeakEvidence) -> str:
-    """That it has a limit, but one that memory does not reach."""
+    """The limit of the holder, if memory ends before it is reached."""
     if evidence.far_limit is None:
         return ""
     items, nbytes = evidence.far_limit

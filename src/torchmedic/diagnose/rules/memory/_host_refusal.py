@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import ctypes
 import functools
+import inspect
 import math
 import os
 import re
 import resource
 import threading
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import torch
@@ -21,16 +25,23 @@ from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import batch_under_way, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.result_sizes import Result, results_of
-from torchmedic.evidence.memory.unfinished_lists import Unfinished, unfinished_list
 from torchmedic.evidence.memory.wanted_graphs import in_parts, is_wanted
+from torchmedic.observe.memory import headroom
 from torchmedic.observe.memory.host import HostMemory, host_memory
 from torchmedic.observe.memory.limits import Bound, refusing
+from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, Call
 from torchmedic.source.lookup.loader_lines import LOST, lost_on_its_way
+from torchmedic.source.syntax import callee
 
 _THREAD, _LIBRARY = "can't start new thread", "failed to map segment from shared object"
 _READS = frozenset({"read", "readall", "readlines"})
 _MIN_BYTES = 1 << 20
+_COLLECTORS = frozenset("list tuple set frozenset dict sorted array asarray stack concatenate cat".split())
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
+_HEAP_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+_MIN_SHARE_OF_PEAK = 0.25  # of the most that the process ever had in memory
+_PIECE = 8  # what is asked for is at most this part of what went away
 
 
 class HostRefusal:
@@ -70,7 +81,7 @@ class HostRefusal:
 
     @property
     def what(self) -> str:
-        """What there was no memory for."""
+        """The allocation that failed, in words."""
         if self.grown is not None:
             one, two = (str(list(shape)) for shape in self.grown.operands)
             return f"{one} and {two} broadcast to {list(self.grown.shape)}, which takes {size(self.grown.nbytes)}"
@@ -168,7 +179,7 @@ def _of_worker(sizes: dict[str, int]) -> HostMemory:
 
 
 def _about(nbytes: int, asked: int) -> bool:
-    """Equal but for the rounding of an allocator and of a message."""
+    """Whether two sizes are equal up to the rounding of the allocator and of the message."""
     return abs(nbytes - asked) <= max(64, asked // 100)
 
 
@@ -209,3 +220,69 @@ def _rest_of(file: Any) -> int:
         return os.stat(file.name).st_size
     size, begun = os.fstat(file.fileno()).st_size, os.lseek(file.fileno(), 0, os.SEEK_CUR)
     return size - begun if begun < size else size  # all was read, and there was no memory to make a text of it
+
+
+class Unfinished(NamedTuple):
+    """A list that was still being made when memory ran out: no name leads to it, and the exception has freed it.
+
+    `rows = [parse(line) for line in file]` and `data = list(read())` hold everything that they have made until they
+    are done. The failing line asks for the next piece; the line that fills the memory is the one that collects them.
+    """
+
+    frame: Frame
+    gone: int  # bytes that went away with it
+
+
+def unfinished_list(evidence: RaisedEvidence, asked: int | None) -> Unfinished | None:
+    """The line that was collecting, if much of the memory went away when it failed.
+
+    Args:
+        evidence: Of the exception.
+        asked: How much was asked for, if that is known.
+    """
+    sizes = headroom.sizes()
+    most, now = sizes.get("VmHWM", 0), sizes.get("VmRSS", 0)
+    gone = max(0, most - now) + _free_in_heap()
+    if gone < _MIN_SHARE_OF_PEAK * most or (asked or 0) * _PIECE > gone:
+        return None
+    for frame, inner in reversed(list(pairwise(evidence.frames))):
+        if frame.is_user and (_comprehends(frame) or (_collects(frame) and _gives_pieces(inner))):
+            return Unfinished(frame, gone)
+    return None
+
+
+class _Heap(ctypes.Structure):
+    """The numbers that `mallinfo2` of the C library gives."""
+
+    _fields_: ClassVar = [(name, ctypes.c_size_t) for name in _HEAP_FIELDS]
+
+
+def _free_in_heap() -> int:
+    """Bytes that were freed and not given back: there were none when a small piece was refused."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library, or an older one
+        ask = ctypes.CDLL(None).mallinfo2
+        ask.restype = _Heap
+        return int(ask().fordblks)
+    return 0
+
+
+def _comprehends(frame: Frame) -> bool:
+    if frame.function in _COMPREHENSIONS:
+        return True
+    node, statement = frame.node, frame.statement
+    if node is None or statement is None:
+        return False
+    inside = (each for each in ast.walk(statement) if isinstance(each, ast.ListComp | ast.SetComp | ast.DictComp))
+    return any(node in set(ast.walk(each)) - set(ast.walk(each.generators[0].iter)) for each in inside)
+
+
+def _collects(frame: Frame) -> bool:
+    call = frame.node
+    if not isinstance(call, ast.Call):
+        return False
+    name = callee(call)
+    return name in _COLLECTORS or name == "join"
+
+
+def _gives_pieces(frame: Frame) -> bool:
+    return bool(frame.live.f_code.co_flags & inspect.CO_GENERATOR)

@@ -195,7 +195,7 @@ def _pair(made: Made) -> tuple[Shape, Shape] | None:
 
 
 def _tables_of(evidence: RaisedEvidence) -> Iterator[_Table]:
-    """What the operations that were under way would have made of two tensors, or of two arrays."""
+    """The results that the running operations would have made of two tensors or arrays."""
     for each in results_of(evidence.calls):
         if len(each.operands) == 2:
             yield _Table((each.operands[0], each.operands[1]), each.shape, each.nbytes)

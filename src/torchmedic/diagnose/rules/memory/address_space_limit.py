@@ -22,7 +22,7 @@ from torchmedic.diagnose.words.format import size
 from torchmedic.observe.memory.headroom import is_lifted
 from torchmedic.observe.memory.last_numbers import NoRoom
 from torchmedic.observe.memory.limits import Bound, Setter, refusing, setter_of
-from torchmedic.records import Diagnosis, Role
+from torchmedic.records import Role
 
 if TYPE_CHECKING:
     from torchmedic.evidence.exception import RaisedEvidence
@@ -32,13 +32,13 @@ _MIN_RESIDENT_SHARE = 0.5  # of what is mapped: where less is in memory, the lim
 
 
 @rule("TM414", "address-space-limit")
-def check(evidence: RaisedEvidence | NoRoom) -> Diagnosis | RuleAnswer | None:
+def check(evidence: RaisedEvidence | NoRoom) -> Draft | RuleAnswer | None:
     if isinstance(evidence, NoRoom):
         return _from_outside(evidence)
     return _inside(evidence)
 
 
-def _inside(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+def _inside(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     from torchmedic.diagnose.cures.memory import add_cures
     from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
     from torchmedic.source.lookup.loader_lines import limit_call
@@ -67,8 +67,7 @@ def _inside(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
         draft.because("too little memory was left for a closer examination: the hard limit equals the soft limit")
     _advise(draft, bound, line is not None)
     if graphs:
-        draft.help(graphs)
-        return draft.done()
+        return draft.help(graphs)
     cures = add_cures(draft, evidence.autopsy)
     if not cures.is_help:
         draft.help(_less(evidence.autopsy))
@@ -82,8 +81,8 @@ def _less(autopsy: Autopsy | None) -> str:
     return "work in smaller parts, or keep less from earlier steps"
 
 
-def _from_outside(left: NoRoom) -> Diagnosis | None:
-    """What a process could say that had no room left to look at itself."""
+def _from_outside(left: NoRoom) -> Draft | None:
+    """The facts from outside of a process that had no memory left for an examination."""
     bound = refusing(left.memory, left.asked)
     if bound is None:
         return None
@@ -109,7 +108,7 @@ def _from_outside(left: NoRoom) -> Diagnosis | None:
     _advise(draft, bound, False)
     if not left.lifted:
         draft.help("raise the hard limit (`ulimit -Hv`) above the soft one: then more can be told")
-    return draft.done()
+    return draft
 
 
 def _cause(bound: Bound, asked: int | None) -> str:

@@ -11,17 +11,16 @@ Cure: use a slightly smaller batch; set `PYTORCH_CUDA_ALLOC_CONF=expandable_segm
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._table import most_held, noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _OFTEN = 8  # retries, and in how many steps at most one each
 
 
 @rule("TM413", "allocator-thrash")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.agent is None:
         return None
@@ -37,5 +36,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(most_held(autopsy, "cause"), *noticed(autopsy))
     shown(draft, autopsy)
     draft.help("make the batch a little smaller")
-    draft.help("where sizes vary, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", safety="safe")
-    return draft.done()
+    return draft.help("where sizes vary, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", safety="safe")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Answer, Draft, rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.kills import NEAR_LIMIT, LastMemory
 from torchmedic.records import Diagnosis
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 @rule("TM417", "cgroup-limit")
-def check(evidence: RaisedEvidence | Death) -> Diagnosis | None:
+def check(evidence: RaisedEvidence | Death) -> Answer:
     return _killed(evidence) if isinstance(evidence, Death) else _refused(evidence)
 
 
-def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
+def _refused(evidence: RaisedEvidence) -> Draft | None:
     """The kernel hardly ever refuses for this limit, some sandboxes do: told where nothing nearer explains it."""
     from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
 
@@ -52,8 +52,9 @@ def _refused(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     refusal.place(draft)
     refusal.hold(draft)
-    draft.help("give the container or job more memory: `docker run --memory`, `sbatch --mem`; or work in smaller parts")
-    return draft.done()
+    return draft.help(
+        "give the container or job more memory: `docker run --memory`, `sbatch --mem`; or work in smaller parts"
+    )
 
 
 def _killed(death: Death) -> Diagnosis | None:

@@ -18,7 +18,7 @@ import ast
 import re
 from typing import NamedTuple
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._table import kind_of, noticed, shown
 from torchmedic.diagnose.rules.memory._warned import was_warned
 from torchmedic.diagnose.words.format import size
@@ -30,7 +30,6 @@ from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.grown_tensors import JOINS, Grown, grown_tensors
 from torchmedic.evidence.memory.source.fillers import Filler, fillers_of, is_looped, traffic_of
 from torchmedic.evidence.memory.source.run_again import is_run_again
-from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import callee
 
 _MIN_SHARE = 0.25  # of all tensors
@@ -49,7 +48,7 @@ class Collection(NamedTuple):
 
 
 @rule("TM412", "collected-tensors")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     autopsy = evidence.autopsy
     if autopsy is None:
         return None
@@ -88,7 +87,7 @@ def _grown(autopsy: Autopsy) -> Grown | None:
     return None
 
 
-def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection) -> Diagnosis:
+def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection) -> Draft:
     name, kind = found.holder.path, kind_of(autopsy, found.holder)
     draft = check.draft(
         evidence,
@@ -99,11 +98,10 @@ def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection)
     draft.at(found.filler.location("cause", f"`{name}` is filled here"), *noticed(autopsy))
     shown(draft, autopsy)
     where = "move it to the host first (`.cpu()`)" if autopsy.exhaustion.on_device else "reduce it first"
-    draft.help(f"{where}, keep only what is needed later, or bound the container")
-    return draft.done()
+    return draft.help(f"{where}, keep only what is needed later, or bound the container")
 
 
-def _of_tensor(evidence: RaisedEvidence, autopsy: Autopsy, found: Grown) -> Diagnosis:
+def _of_tensor(evidence: RaisedEvidence, autopsy: Autopsy, found: Grown) -> Draft:
     name, kind = found.holder.path, kind_of(autopsy, found.holder)
     draft = check.draft(
         evidence,
@@ -113,8 +111,7 @@ def _of_tensor(evidence: RaisedEvidence, autopsy: Autopsy, found: Grown) -> Diag
     )
     draft.at(found.at.location("cause", f"`{name}` is extended here"), *noticed(autopsy))
     shown(draft, autopsy)
-    draft.help("keep only the last part of it (`[-size:]`), or write into a tensor of a fixed size in turn")
-    return draft.done()
+    return draft.help("keep only the last part of it (`[-size:]`), or write into a tensor of a fixed size in turn")
 
 
 def _is_filled(holder: Holder, filler: Filler, autopsy: Autopsy) -> bool:

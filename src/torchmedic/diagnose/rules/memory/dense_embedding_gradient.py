@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._table import differentiated, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.saved_by_graph import leaves_of
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.lookup.layers import constructed_at, layer_built_at
 
 _LAYERS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
@@ -31,7 +31,7 @@ _LOOKUPS = ("Embedding", "Index", "Gather", "Take")  # what the nodes are called
 
 
 @rule("TM409", "dense-embedding-gradient")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     autopsy = evidence.autopsy
     if autopsy is None or not autopsy.in_backward or autopsy.asked is None:
         return None
@@ -57,8 +57,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(differentiated(autopsy) if layer is not None else None)
     shown(draft, autopsy)
     how = "build it with `sparse=True`" if layer is not None else "look it up with `F.embedding(..., sparse=True)`"
-    draft.help(f"{how} and use an optimizer that takes sparse gradients (SGD, SparseAdam)")
-    return draft.done()
+    return draft.help(f"{how} and use an optimizer that takes sparse gradients (SGD, SparseAdam)")
 
 
 def _layer(autopsy: Autopsy, node: Any) -> Any:

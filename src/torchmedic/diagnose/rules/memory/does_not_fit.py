@@ -15,16 +15,15 @@ that save most (`torch.utils.checkpoint`), or an optimizer with less state.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import RuleAnswer, rule
+from torchmedic.diagnose.rule import Draft, RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import biggest, differentiated, most_held, noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.records import Diagnosis
 
 
 @rule("TM402", "does-not-fit")
-def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     exhaustion = evidence.exhaustion
     if exhaustion is None or not exhaustion.on_device:
         return None
@@ -40,8 +39,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     if autopsy is None:
         draft.at(*evidence.at_user_line("cause", "refused here"))
         draft.because(*(f"{size(use)} are held by process {pid}" for pid, use in exhaustion.other_processes[:3]))
-        draft.help("use a smaller batch, lower precision or checkpointing")
-        return draft.done()
+        return draft.help("use a smaller batch, lower precision or checkpointing")
     draft.at(most_held(autopsy, "cause"), differentiated(autopsy), *noticed(autopsy))
     shown(draft, autopsy)
     cures = add_cures(draft, autopsy)
@@ -51,7 +49,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
 
 
 def _missing(autopsy: Autopsy | None) -> str:
-    """By how much it did not fit."""
+    """The bytes that are missing, in words."""
     if autopsy is None or autopsy.asked is None or autopsy.measured.limit is None:
         return ""
     measured = autopsy.measured

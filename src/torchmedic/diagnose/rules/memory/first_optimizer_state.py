@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.collected_tensors import is_collecting
 from torchmedic.diagnose.words.format import size
@@ -27,7 +27,6 @@ from torchmedic.evidence.memory.accounting.storages import total
 from torchmedic.evidence.memory.attempts import history_of
 from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.observe.step.tensors import tensors_in
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 
 _MIN_TIMES_STATE = 4
@@ -46,7 +45,7 @@ _COPIES = {
 
 
 @rule("TM408", "first-optimizer-state")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     autopsy = evidence.autopsy
     if autopsy is None:
         return None
@@ -75,8 +74,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     else:
         draft.at(step.location("cause", "the state is made here"), *noticed(autopsy))
     shown(draft, autopsy)
-    draft.help(_advice(autopsy, kind))
-    return draft.done()
+    return draft.help(_advice(autopsy, kind))
 
 
 def _reason(optimizer: Any) -> str:

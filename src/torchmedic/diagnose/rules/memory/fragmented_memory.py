@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import os
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _MIN_UNUSED_SHARE = 0.2  # of what the allocator has reserved
 
 
 @rule("TM407", "fragmented-memory")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
         return None
@@ -42,8 +41,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} asked for here"))
     shown(draft, autopsy)
-    draft.help("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment", safety="safe")
-    return draft.done()
+    return draft.help("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment", safety="safe")
 
 
 def _setting() -> str:

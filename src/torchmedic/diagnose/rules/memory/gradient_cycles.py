@@ -13,15 +13,14 @@ Cure: compute gradients with `torch.autograd.grad(..., create_graph=True)`, whic
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._growth import end, measured
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.spots import Place
 
 
 @rule("TM453", "gradient-cycles")
-def check(evidence: LeakEvidence) -> Diagnosis | None:
+def check(evidence: LeakEvidence) -> Draft | None:
     growth = evidence.growth
     if growth.what != "cycles":
         return None
@@ -41,4 +40,4 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     )
     draft.help("compute these gradients with `torch.autograd.grad(..., create_graph=True)`, which writes to no `.grad`")
     draft.help("or set `.grad` of these tensors to None at the end of the step")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, measured
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM451", "graph-carried-on")
-def check(evidence: LeakEvidence) -> Diagnosis | None:
+def check(evidence: LeakEvidence) -> Draft | None:
     growth = evidence.growth
     if growth.what != "chain" or evidence.put is None:
         return None
@@ -43,7 +42,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     if isinstance(put.node, ast.Call):
         advice = f"write to `{name}` under `torch.no_grad()`, or write values without a graph: `.detach()`"
     draft.help("add its number" if patch else advice, patch=patch)
-    return draft.done(severity="warning")
+    return draft.rated("warning")
 
 
 def _added(node: ast.AST) -> ast.expr | None:

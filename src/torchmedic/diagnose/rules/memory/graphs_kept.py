@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, limit, measured, period, span, where
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.observe.heap.weighing import Weight
-from torchmedic.records import Diagnosis
 
 
 @rule("TM450", "graphs-kept")
-def check(evidence: LeakEvidence) -> Diagnosis | None:
+def check(evidence: LeakEvidence) -> Draft | None:
     growth, weight = evidence.growth, evidence.growth.weight
     if growth.what != "graphs":
         return None
@@ -66,7 +65,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         draft.help(what if patch else "keep `.item()` or `.detach()` of the tensors in it", patch=patch)
     else:
         draft.help(f"put `.item()` or `.detach()` of the tensors into `{name}`, or empty it regularly")
-    return draft.done(severity="warning")
+    return draft.rated("warning")
 
 
 def _are(weight: Weight | None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.rules.memory.outlier_batch import called_at
 from torchmedic.evidence.exception import RaisedEvidence
@@ -20,13 +20,12 @@ from torchmedic.evidence.memory.attempts import call_under_way
 from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.batch_sizes import comparable, is_growing
 from torchmedic.evidence.memory.grown_tensors import grown_input
-from torchmedic.records import Diagnosis
 
 _MIN_ASKED_SHARE = 0.25  # of all tensors: what is asked for must be for what has grown, and not the last straw
 
 
 @rule("TM411", "growing-batch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     autopsy = evidence.autopsy
     if autopsy is None or autopsy.agent is None or autopsy.in_optimizer:
         return None
@@ -51,8 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.at(called_at(evidence, label))
     draft.at(*noticed(autopsy))
     shown(draft, autopsy)
-    draft.help("cut the data that is carried from step to step to a fixed size")
-    return draft.done()
+    return draft.help("cut the data that is carried from step to step to a fixed size")
 
 
 def _is_for_batch(autopsy: Autopsy) -> bool:
@@ -63,7 +61,7 @@ def _is_for_batch(autopsy: Autopsy) -> bool:
     return of_batch >= _MIN_ASKED_SHARE * (book.everything + asked)
 
 
-def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
+def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Draft | None:
     """Nobody has counted the calls, but the source shows that what the model is given grows with every turn."""
     found = None if len(autopsy.process.batches.shapes) > 1 else grown_input(evidence, autopsy.book.modules)
     if found is None or (autopsy.asked or 0) < _MIN_ASKED_SHARE * autopsy.book.everything:
@@ -78,5 +76,4 @@ def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
     called = found.call.location("surfaced", f"called with {shape}")
     draft.at(found.at.location("cause", "more is joined to it here"), called, *noticed(autopsy))
     shown(draft, autopsy)
-    draft.help(f"cut `{found.name}` to a fixed size before the model is called with it")
-    return draft.done()
+    return draft.help(f"cut `{found.name}` to a fixed size before the model is called with it")

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._growth import end, limit, measured, period, span, where
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import callee
 
 _EACH = 0.9  # items per step
 
 
 @rule("TM452", "growing-holder")
-def check(evidence: LeakEvidence) -> Diagnosis | None:
+def check(evidence: LeakEvidence) -> Draft | None:
     growth = evidence.growth
     if growth.what != "data" or not evidence.matters or evidence.is_emptied:
         return None
@@ -53,7 +52,7 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
         draft.help(f"keep less in `{name}`: numbers, only the last items (`deque(maxlen=...)`), or files on disk")
     else:
         draft.help(f"let `{name}` have fewer items, or smaller ones (`uint8` for images), or keep them on disk")
-    return draft.done(severity="warning")
+    return draft.rated("warning")
 
 
 def _is_model(evidence: LeakEvidence) -> bool:

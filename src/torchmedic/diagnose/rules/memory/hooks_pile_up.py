@@ -13,14 +13,13 @@ Cure: register the hook once, before the loop. If the hook is needed only for a 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._growth import end, measured, period, span
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM454", "hooks-pile-up")
-def check(evidence: LeakEvidence) -> Diagnosis | None:
+def check(evidence: LeakEvidence) -> Draft | None:
     growth = evidence.growth
     if growth.what != "hooks":
         return None
@@ -35,4 +34,4 @@ def check(evidence: LeakEvidence) -> Diagnosis | None:
     draft.because("all of them are called each time, so that steps get slower too", measured(evidence), end(evidence))
     draft.help("register it once, before the loop")
     draft.help("or keep the handle that is returned, and call `.remove()` on it at the end of the step")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -12,17 +12,16 @@ tensors.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import RuleAnswer, rule
+from torchmedic.diagnose.rule import Draft, RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._host_refusal import refusal_of_host
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.memory.host import HostMemory
 from torchmedic.observe.memory.limits import mappings
-from torchmedic.records import Diagnosis
 
 
 @rule("TM401", "host-memory-exhausted")
-def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     refusal = refusal_of_host(evidence)
     if refusal is None or refusal.bound is not None:
         return None  # a limit of the process has its own rule
@@ -51,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
         if not cures.is_help:
             draft.help("work in smaller parts, or keep less from earlier steps")
         return RuleAnswer(draft.done(), cures.plan)
-    return draft.done()
+    return draft
 
 
 def _cause(asked: int | None, memory: HostMemory) -> str:

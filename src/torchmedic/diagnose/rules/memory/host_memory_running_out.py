@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchmedic.detect.trends.host_memory import WINDOW
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import size
-from torchmedic.records import Diagnosis
 from torchmedic.records.memory import HeldMemory, HostAlarm, comparable
 
 _MIN_OWN_SHARE = 0.5  # of what came lately, from which on the run itself is to blame
@@ -40,7 +39,7 @@ class _Rise(NamedTuple):
 
 
 @rule("TM455", "host-memory-running-out")
-def check(alarm: HostAlarm) -> Diagnosis | None:
+def check(alarm: HostAlarm) -> Draft | None:
     last = alarm.last
     if last.used is None or last.limit is None:
         return None
@@ -66,7 +65,7 @@ def check(alarm: HostAlarm) -> Diagnosis | None:
         draft.at(line_location("cause", alarm.file, alarm.line, "training is here"))
     draft.because(*_facts(alarm, rise, last.limit))
     draft.help(_advice(alarm, top, blamed=blamed, in_shm=in_shm))
-    return draft.done(severity="warning")
+    return draft.rated("warning")
 
 
 def _rise(alarm: HostAlarm, used: int) -> _Rise:
@@ -80,7 +79,7 @@ def _rise(alarm: HostAlarm, used: int) -> _Rise:
 
 
 def _facts(alarm: HostAlarm, rise: _Rise, limit: int) -> Iterator[str]:
-    """Who holds the memory, and where it lies."""
+    """The use of the memory: its rise, and the processes and holders that have it."""
     last = alarm.last
     if rise.seconds > 1:
         yield f"that is {size(max(0, rise.nbytes))} more than {rise.seconds:.0f} s before"

@@ -13,7 +13,7 @@ instead of its number of items.
 from __future__ import annotations
 
 from torchmedic.diagnose.cures.memory import add_cures
-from torchmedic.diagnose.rule import RuleAnswer, rule
+from torchmedic.diagnose.rule import Draft, RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.format import listed, size
 from torchmedic.evidence.exception import RaisedEvidence
@@ -30,7 +30,7 @@ from torchmedic.evidence.memory.batch_sizes import (
     unusual,
 )
 from torchmedic.evidence.memory.source.model_call import trained_call
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location, place
 
 _MIN_FACTOR = 1.5
@@ -39,7 +39,7 @@ _MIN_SHARE_OF_BATCH = 0.5  # of all memory that is for the batch
 
 
 @rule("TM406", "outlier-batch")
-def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     autopsy = evidence.autopsy
     if autopsy is not None and (one := _of_one_sample(evidence, autopsy)) is not None:
         return one
@@ -81,7 +81,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     return RuleAnswer(draft.done(), cures.plan)
 
 
-def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | None:
+def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Draft | None:
     """A batch that was being put together: one of its samples is far larger than the others."""
     giant = giant_sample(evidence, autopsy.asked)
     if giant is None:
@@ -95,8 +95,7 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Diagnosis | No
     )
     draft.at(*evidence.at_user_line("cause", "all samples are made as large as the largest"))
     shown(draft, autopsy)
-    draft.help("cut or skip items that are too long, or build batches from items of similar size")
-    return draft.done()
+    return draft.help("cut or skip items that are too long, or build batches from items of similar size")
 
 
 def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> RuleAnswer | None:

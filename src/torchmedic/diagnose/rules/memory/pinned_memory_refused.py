@@ -26,14 +26,14 @@ from torchmedic.evidence.memory.result_sizes import results_of
 from torchmedic.observe.memory.host import HostMemory, host_memory
 from torchmedic.observe.memory.limits import refusing
 from torchmedic.observe.memory.usage import pinned_bytes
-from torchmedic.records import Diagnosis, Role
+from torchmedic.records import Role
 from torchmedic.source.lookup.loader_lines import loader_call
 
 _OS_FAILED = 304  # cudaErrorOperatingSystem: the kernel refused what the driver asked of it
 
 
 @rule("TM416", "pinned-memory-refused")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     worker = evidence.incident.worker
     fault = fault_in(worker.message if worker is not None else evidence.message)
     refused = fault is not None and (fault.kind == "out_of_memory" or _is_os(fault.code, fault.words))
@@ -49,8 +49,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     _numbers(draft, asked, memory)
     if room is not None:
         draft.because(f"it is not the GPU: {size(room[0])} of its {size(room[1])} are free")
-    draft.help("pin less: `pin_memory=False`, a smaller batch or `prefetch_factor`, or only what is copied next")
-    return draft.done()
+    return draft.help("pin less: `pin_memory=False`, a smaller batch or `prefetch_factor`, or only what is copied next")
 
 
 def _is_os(code: int | None, words: str) -> bool:

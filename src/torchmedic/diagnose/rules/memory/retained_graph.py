@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import RuleAnswer, rule
+from torchmedic.diagnose.rule import Draft, RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._table import noticed, table
 from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
 from torchmedic.diagnose.words.format import size
@@ -33,7 +33,6 @@ from torchmedic.evidence.memory.fake.whole_step import Change, Cut
 from torchmedic.evidence.memory.retained_graphs import Retained
 from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, fillers_of, is_looped
 from torchmedic.evidence.memory.wanted_graphs import evaluation_of, in_parts, is_wanted
-from torchmedic.records import Diagnosis
 from torchmedic.source.syntax import nodes_in
 
 _MIN_SHARE = 0.25  # of all tensors
@@ -58,7 +57,7 @@ class _Blamed(NamedTuple):
 
 
 @rule("TM403", "retained-graph")
-def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
+def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     autopsy = evidence.autopsy
     blamed = _blamed(evidence, autopsy) if autopsy is not None else None
     if autopsy is None or blamed is None:
@@ -87,8 +86,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | RuleAnswer | None:
     for other in autopsy.retained[1:3]:
         draft.because(f"`{other.holder.path}` also holds graphs: {count(other.nodes, 'node')}, {size(other.nbytes)}")
     if blamed.is_wanted:
-        draft.help(in_parts(held))
-        return draft.done()
+        return draft.help(in_parts(held))
     advice = _advice(held, filler, autopsy)
     draft.help(advice)
     plan = TrialPlan(known=Change(cut=Cut(tuple(_tensors(held, autopsy)), advice)))
@@ -150,7 +148,7 @@ def _tensors(held: Retained, autopsy: Autopsy) -> Iterator[torch.Tensor]:
 
 
 def _hidden(autopsy: Autopsy, filler: Filler) -> int:
-    """By how much the process grew where little is held; 0 where something else may have made it so."""
+    """Bytes by which the process grew although little is held; 0 if something else may explain the growth."""
     grown = grown_meanwhile(autopsy)
     if grown < max(autopsy.asked or 0, _MIN_GROWN_SHARE * autopsy.measured.used):
         return 0
@@ -187,7 +185,7 @@ def _holds_tensors(owner: Any) -> bool:
 
 
 def _kept(owner: Any) -> list[Any]:
-    """What is in a container; anything else by itself."""
+    """The items of a container; any other object alone."""
     return list(owner.values() if isinstance(owner, dict) else owner) if isinstance(owner, _CONTAINERS) else [owner]
 
 

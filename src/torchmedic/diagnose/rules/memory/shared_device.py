@@ -10,18 +10,17 @@ Cure: end the other process (`nvidia-smi` lists them), or choose another device 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _MIN_SHARE_OF_DEVICE = 0.1  # of the device
 _CONTEXT = 2 << 30  # bytes
 
 
 @rule("TM410", "shared-device")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     autopsy = evidence.autopsy
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.asked is None:
         return None
@@ -43,5 +42,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} were refused here"))
     draft.because(*(f"process {pid} holds {size(use)}" for pid, use in autopsy.exhaustion.other_processes[:4]))
     shown(draft, autopsy)
-    draft.help("end the other processes (`nvidia-smi` lists them), or use another device (CUDA_VISIBLE_DEVICES)")
-    return draft.done()
+    return draft.help("end the other processes (`nvidia-smi` lists them), or use another device (CUDA_VISIBLE_DEVICES)")

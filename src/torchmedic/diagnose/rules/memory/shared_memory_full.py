@@ -22,7 +22,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.death import draft_of, who
 from torchmedic.diagnose.words.format import size
 from torchmedic.observe.memory.shared_memory import SharedMemory, shared_memory
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.records.death import Death
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ _OWNERS = ("synchronize.py", "shared_memory.py", "heap.py")  # of multiprocessin
 
 
 @rule("TM415", "shared-memory-full")
-def check(evidence: RaisedEvidence | Death) -> Diagnosis | None:
+def check(evidence: RaisedEvidence | Death) -> Draft | None:
     return _of_death(evidence) if isinstance(evidence, Death) else _raised(evidence)
 
 
-def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
+def _raised(evidence: RaisedEvidence) -> Draft | None:
     from torchmedic.evidence.data_loading import loading_of
     from torchmedic.observe.failures.worker_failures import shared_bytes
 
@@ -66,7 +66,7 @@ def _raised(evidence: RaisedEvidence) -> Diagnosis | None:
     if kept is not None:
         draft.help("keep a copy instead of what the loader yielded (`x.clone()`), or only what is needed of it")
     _advise(draft, room, of_loader=loading is not None or _in_worker())
-    return draft.done()
+    return draft
 
 
 def _is_refused(evidence: RaisedEvidence) -> bool:
@@ -97,7 +97,7 @@ def _is_users_own(evidence: RaisedEvidence) -> bool:
 def _kept(draft: Draft, evidence: RaisedEvidence, room: SharedMemory | None) -> Location | None:
     """The line that keeps what has been received: a batch stays in shared memory as long as somebody holds it."""
     from torchmedic.diagnose.rules.memory._table import filled_at
-    from torchmedic.evidence.memory.shared_holders import shared_holdings
+    from torchmedic.evidence.memory.accounting.walk import shared_holdings
 
     frames = [frame.live for frame in reversed(evidence.frames)]
     most = next(iter(shared_holdings(frames)), None)
@@ -135,7 +135,7 @@ def _in_worker() -> bool:
 
 
 def _in_flight(draft: Draft, evidence: RaisedEvidence, loading: Loading | None, asked: int) -> None:
-    """How much the workers of a loader may have there at the same time."""
+    """Add the bytes that the workers of a loader may have in shared memory at the same time."""
     iterator = loading.iterator if loading is not None else None
     workers, ahead = (getattr(iterator, name, 0) or 0 for name in ("_num_workers", "_prefetch_factor"))
     batch = sum(int(tensor.nbytes) for tensor in evidence.incident.batch) or asked
@@ -171,7 +171,7 @@ def _many(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _of_death(death: Death) -> Diagnosis | None:
+def _of_death(death: Death) -> Draft | None:
     """A page of shared memory that could not be had ends the process that writes to it."""
     if death.signal != "SIGBUS" or death.shm_low is None or death.from_outside:
         return None
@@ -194,4 +194,4 @@ def _of_death(death: Death) -> Diagnosis | None:
     if room is not None and room.left:
         _room(draft, room)
     _advise(draft, room, of_loader=death.part == "worker")
-    return draft.done()
+    return draft

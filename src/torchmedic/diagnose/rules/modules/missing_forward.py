@@ -18,13 +18,12 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import layer_name
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.layer_construction import class_node
 
 
 @rule("TM172", "missing-forward")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.inside("_forward_unimplemented")
     module = frame.module if frame is not None else None
     if module is None or "NotImplementedError" not in evidence.kinds:
@@ -41,10 +40,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     draft.at(*evidence.at_user_line("cause", f"this calls `{kind}.forward`, which does not exist"))
     if container:
-        draft.help("loop over its members, or use `nn.Sequential` if each is fed by the one before it")
-        return draft.done()
+        return draft.help("loop over its members, or use `nn.Sequential` if each is fed by the one before it")
     _look_alike(module, draft)
-    return draft.done()
+    return draft
 
 
 def _look_alike(module: nn.Module, draft: Draft) -> None:

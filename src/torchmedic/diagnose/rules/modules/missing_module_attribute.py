@@ -22,7 +22,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import built_here, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.origins import attribute_assignments
@@ -31,7 +31,7 @@ _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 
 
 @rule("TM170", "missing-module-attribute")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     found = _asked(evidence)
     if found is None:
         return _missing_member(evidence)
@@ -44,14 +44,14 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         or _wrapper(module, name, draft)
         or _assigned_elsewhere(evidence, module, name, draft)
     ):
-        return draft.done()
+        return draft
     close = difflib.get_close_matches(name, _names(module), n=3, cutoff=0.6)
     if close:
         draft.because(f"close names that it has: {', '.join(f'`{other}`' for other in close)}")
         draft.help(f"use `{close[0]}`, if that is meant")
     else:
         draft.help(f"assign `self.{name}` in `__init__`, after `super().__init__()`")
-    return draft.done()
+    return draft
 
 
 def _asked(evidence: RaisedEvidence) -> tuple[nn.Module, str] | None:
@@ -65,7 +65,7 @@ def _asked(evidence: RaisedEvidence) -> tuple[nn.Module, str] | None:
     return module, name
 
 
-def _missing_member(evidence: RaisedEvidence) -> Diagnosis | None:
+def _missing_member(evidence: RaisedEvidence) -> Draft | None:
     """`ModuleDict["b"]` and `ModuleList[3]`."""
     frame = evidence.inside("__getitem__")
     module = frame.module if frame is not None else None
@@ -81,8 +81,7 @@ def _missing_member(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", f"no member {asked!r}"))
     draft.at(built_here(evidence, module, members))
     close = difflib.get_close_matches(str(asked), list(module._modules), n=1) if isinstance(asked, str) else []
-    draft.help(f"use {close[0]!r}, if that is meant" if close else "ask for one that it has, or add this one")
-    return draft.done()
+    return draft.help(f"use {close[0]!r}, if that is meant" if close else "ask for one that it has, or add this one")
 
 
 def _names(module: nn.Module) -> list[str]:

@@ -18,13 +18,12 @@ from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import class_node
 
 
 @rule("TM171", "module-not-initialised")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not isinstance(evidence.error, AttributeError):
         return None
     module = next((frame.module for frame in reversed(evidence.library_frames) if frame.module is not None), None)
@@ -39,8 +38,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     draft.at(*evidence.at_user_line("cause", "`super().__init__()` has not run for this module"))
     _where(module, draft)
-    draft.help("call `super().__init__()` as the first line of `__init__`")
-    return draft.done()
+    return draft.help("call `super().__init__()` as the first line of `__init__`")
 
 
 def _where(module: nn.Module, draft: Draft) -> None:

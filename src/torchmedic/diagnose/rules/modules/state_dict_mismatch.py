@@ -20,7 +20,6 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import built_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN
 
@@ -28,7 +27,7 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "_fsdp_wrapped_module.",
 
 
 @rule("TM175", "state-dict-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.inside("load_state_dict")
     if frame is None or not evidence.kinds & {"RuntimeError", "TypeError", "ValueError", "KeyError"}:
         return None
@@ -46,7 +45,7 @@ def _passed(evidence: RaisedEvidence, frame: Frame) -> Any:
     return given if isinstance(given, Mapping) else frame.variables.get("state_dict")
 
 
-def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagnosis | None:
+def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Draft | None:
     saved = frame.variables.get("state_dict")
     kind = type(module).__name__
     if not isinstance(saved, Mapping):
@@ -57,8 +56,7 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagno
             "it takes what `state_dict()` returns",
         )
         draft.at(*evidence.at_user_line("cause", f"a {type(saved).__name__}, not a state"))
-        draft.help("pass `other.state_dict()`, or what was saved of it")
-        return draft.done()
+        return draft.help("pass `other.state_dict()`, or what was saved of it")
     own = module.state_dict()
     missing, extra = [key for key in own if key not in saved], [key for key in saved if key not in own]
     if frame.variables.get("strict") is False:
@@ -85,7 +83,7 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Diagno
     for key in sized[:4]:
         draft.because(f"`{key}` is {_shape(saved[key])} in the saved state and {_shape(own[key])} in the model")
     _explain(draft, own, saved, missing, extra)
-    return draft.done()
+    return draft
 
 
 def _shape(value: Any) -> str:
@@ -124,7 +122,7 @@ def _common_prefix(keys: list[str]) -> str:
     return next((prefix for prefix in candidates if prefix and all(key.startswith(prefix) for key in keys)), "")
 
 
-def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved: Any) -> Diagnosis | None:
+def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved: Any) -> Draft | None:
     groups = saved.get("param_groups") if isinstance(saved, Mapping) else None
     if not isinstance(groups, list):
         return None
@@ -140,5 +138,4 @@ def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved
         f"the optimizer has {len(have)} groups of {have} parameters, the saved state {len(given)} of {given}",
     )
     draft.at(*evidence.at_user_line("cause", f"{given} parameters, not {have}"))
-    draft.help("build the optimizer over the same parameters, in the same groups, as when it was saved")
-    return draft.done()
+    return draft.help("build the optimizer over the same parameters, in the same groups, as when it was saved")

@@ -17,16 +17,15 @@ import re
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import layer_name, layer_of, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.layers import roots
 
 
 @rule("TM174", "uninitialised-parameters")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     return _lazy(evidence) or _meta(evidence)
 
 
@@ -40,7 +39,7 @@ def _owners(evidence: RaisedEvidence) -> list[str]:
     ]
 
 
-def _lazy(evidence: RaisedEvidence) -> Diagnosis | None:
+def _lazy(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.frames[-1] if evidence.frames else None
     if (
         frame is None
@@ -60,13 +59,12 @@ def _lazy(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     draft.at(*evidence.at_user_line("cause", "this parameter has no shape yet"))
     draft.because(f"without a shape: the parameters of {listed(owners)}" if owners else "")
-    draft.help(
+    return draft.help(
         "run one batch through the model first, under `torch.no_grad()`; then count, initialise or copy parameters"
     )
-    return draft.done()
 
 
-def _meta(evidence: RaisedEvidence) -> Diagnosis | None:
+def _meta(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "NotImplementedError"} or not re.search(r"\bmeta\b", evidence.message):
         return None
     held = [
@@ -89,8 +87,7 @@ def _meta(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(*evidence.at_user_line("cause", "its parameters hold no values"))
     count = len({id(item) for _, _, item in held})
     draft.because(f"{count} parameters are on `meta`")
-    draft.help("give it memory with `model.to_empty(device=...)`, then load or initialise the weights")
-    return draft.done()
+    return draft.help("give it memory with `model.to_empty(device=...)`, then load or initialise the weights")
 
 
 def _modules_in(evidence: RaisedEvidence) -> list[nn.Module]:

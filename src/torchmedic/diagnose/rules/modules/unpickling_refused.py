@@ -25,21 +25,19 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _UNPICKLER = "torch._weights_only_unpickler"
 
 
 @rule("TM180", "unpickling-refused")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     loading, reading = evidence.inside("load"), _reading_frame(evidence.error)
     if loading is None or reading is None or "UnpicklingError" not in evidence.kinds:
         return None
     draft = _blocked(evidence, reading) or _not_allowed(evidence, reading, loading.variables) or _foreign(evidence)
     if loading.variables.get("weights_only_not_set"):
         draft.because("`weights_only` is not given; the default is True since torch 2.6")
-    draft.because("the file was not executed to find this out")
-    return draft.done()
+    return draft.because("the file was not executed to find this out")
 
 
 def _reading_frame(error: BaseException) -> FrameType | None:

@@ -17,10 +17,9 @@ from typing import Any
 
 from torch import nn
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import fed_by, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import raising_call
 
@@ -28,7 +27,7 @@ _CALLING = ("_call_impl", "inner", "_wrapped_call_impl")
 
 
 @rule("TM173", "wrong-forward-arguments")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.frames[-1] if evidence.frames else None
     if frame is None or "TypeError" not in evidence.kinds:
         return None
@@ -68,7 +67,7 @@ def _without_self(module: nn.Module) -> str:
     return "`forward` takes no argument, not even `self`" if code is not None and code.co_argcount == 0 else ""
 
 
-def _diagnosis(evidence: RaisedEvidence, module: nn.Module, why: str, args: Any, kwargs: Any) -> Diagnosis:
+def _diagnosis(evidence: RaisedEvidence, module: nn.Module, why: str, args: Any, kwargs: Any) -> Draft:
     given = [*(type(value).__name__ for value in args), *(f"{name}=" for name in kwargs)]
     taken = f"`forward{_signature(module)}`"
     draft = check.draft(
@@ -91,7 +90,7 @@ def _diagnosis(evidence: RaisedEvidence, module: nn.Module, why: str, args: Any,
         draft.help(f"give `forward` its first parameter, `self`: it now is `{first}`")
     else:
         draft.help("call it with what the signature says, or change the signature")
-    return draft.done()
+    return draft
 
 
 def _signature(module: nn.Module) -> str:

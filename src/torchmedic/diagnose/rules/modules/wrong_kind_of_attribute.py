@@ -19,13 +19,12 @@ from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.origins import attribute_assignments
 
 
 @rule("TM178", "wrong-kind-of-attribute")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.inside("__setattr__", "add_module", "register_buffer", "register_parameter")
     module = frame.module if frame is not None else None
     if frame is None or module is None or "_modules" not in module.__dict__:
@@ -54,7 +53,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(_advice(value))
     else:
         return None
-    return draft.done()
+    return draft
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str, label: str) -> Draft:
@@ -83,7 +82,7 @@ def _advice(value: object) -> str:
     return "pass modules only"
 
 
-def _taken(evidence: RaisedEvidence, module: nn.Module, name: str) -> Diagnosis | None:
+def _taken(evidence: RaisedEvidence, module: nn.Module, name: str) -> Draft | None:
     if not evidence.says("already exists"):
         return None
     kind = type(module).__name__
@@ -95,5 +94,4 @@ def _taken(evidence: RaisedEvidence, module: nn.Module, name: str) -> Diagnosis 
     )
     for file, statement in attribute_assignments(type(module), name):
         draft.at(node_location("origin", file, statement, f"`{name}` is assigned here"))
-    draft.help("register it under another name, or leave out the other assignment")
-    return draft.done()
+    return draft.help("register it under another name, or leave out the other assignment")

@@ -107,7 +107,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
 
 
 def noticed_at(evidence: NumbersEvidence) -> str:
-    """Where it was noticed."""
+    """The place where the bad number was noticed."""
     at = evidence.noticed
     if at is None or evidence.complaint:
         return evidence.complaint
@@ -117,7 +117,7 @@ def noticed_at(evidence: NumbersEvidence) -> str:
 
 
 def noticed(evidence: NumbersEvidence) -> str:
-    """Where it was noticed, and what it had done by then."""
+    """The place where the bad number was noticed, and what it had reached by then."""
     incident, text = evidence.incident, noticed_at(evidence)
     if evidence.noticed is None or evidence.complaint:
         return text

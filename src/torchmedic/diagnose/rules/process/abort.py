@@ -13,15 +13,14 @@ that the marked line calls.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.diagnose.words.death import native_package
-from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
 
 @rule("TM802", "abort")
-def check(death: Death) -> Diagnosis | None:
+def check(death: Death) -> Draft | None:
     draft = died_of("SIGABRT", check, death)
     if draft is None:
         return None
@@ -30,4 +29,4 @@ def check(death: Death) -> Diagnosis | None:
         draft.help(f"read what was printed last; if it says nothing, update or reinstall `{package}`")
     else:
         draft.help("read what was printed last: it names the check that failed")
-    return draft.done()
+    return draft

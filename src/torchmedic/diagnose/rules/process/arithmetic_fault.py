@@ -10,16 +10,14 @@ Cure: check the sizes that the marked line passes to native code, and do not pas
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
-from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
 
 @rule("TM807", "arithmetic-fault")
-def check(death: Death) -> Diagnosis | None:
+def check(death: Death) -> Draft | None:
     draft = died_of("SIGFPE", check, death)
     if draft is None:
         return None
-    draft.help("look for an empty batch, a size or a stride of zero in what this line hands to native code")
-    return draft.done()
+    return draft.help("look for an empty batch, a size or a stride of zero in what this line hands to native code")

@@ -12,17 +12,16 @@ Cure: never rewrite a mapped file in place: write a new file and rename it. Give
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.diagnose.words.format import size
-from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
 _SMALL_SHM_BYTES = 256 << 20  # bytes: a batch of every worker may well be more
 
 
 @rule("TM803", "bus-error")
-def check(death: Death) -> Diagnosis | None:
+def check(death: Death) -> Draft | None:
     draft = died_of("SIGBUS", check, death)
     if draft is None:
         return None
@@ -32,4 +31,4 @@ def check(death: Death) -> Diagnosis | None:
     draft.help("look for a mapped file that was cut short or replaced while in use; write a new one and rename it")
     if death.shm_size is not None and death.shm_size < _SMALL_SHM_BYTES:
         draft.help("give the container more shared memory: `docker run --shm-size=8g`, or `--ipc=host`")
-    return draft.done()
+    return draft

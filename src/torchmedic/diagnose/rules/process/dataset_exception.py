@@ -11,7 +11,7 @@ Cure: call `dataset[index]` with the reported index: the call fails in the same 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
@@ -19,7 +19,7 @@ from torchmedic.records import Diagnosis, Location
 
 
 @rule("TM820", "dataset-exception")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     loading = loading_of(evidence)
     if loading is None:
         return None
@@ -49,10 +49,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.because(_explained(evidence))
     if isinstance(failure.index, int | str):
         draft.help(f"call `dataset[{failure.index}]` by itself: it fails the same way")
-    return draft.done()
+    return draft
 
 
-def _nothing(evidence: RaisedEvidence, loading: Loading) -> Diagnosis | None:
+def _nothing(evidence: RaisedEvidence, loading: Loading) -> Draft | None:
     """An item that is None, which torch's own collate function refuses with whatever words."""
     failure = loading.failure
     if failure.stage != "collate" or loading.user_frame is not None or "NoneType" not in failure.sample_shapes:
@@ -68,8 +68,7 @@ def _nothing(evidence: RaisedEvidence, loading: Loading) -> Diagnosis | None:
     )
     draft.at(loading.at_samples("cause", f"None for {item}", nothing=True) or loading.at_loader("cause", item))
     draft.at(loading.at_loop("surfaced", "the batch was asked for here")).because(loading.process)
-    draft.help("return a sample for every index, or leave such items out of the dataset before training")
-    return draft.done()
+    return draft.help("return a sample for every index, or leave such items out of the dataset before training")
 
 
 def _places(loading: Loading, item: str) -> list[Location | None]:
@@ -92,7 +91,7 @@ def _where(loading: Loading) -> str:
 
 
 def _explained(evidence: RaisedEvidence) -> str:
-    """What the rules about operations say, where the frames are still alive to be asked."""
+    """The answer of the rules about operations, if the frames are still alive."""
     if evidence.incident.worker is not None:
         return ""
     from torchmedic.diagnose import registry

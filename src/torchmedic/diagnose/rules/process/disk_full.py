@@ -19,13 +19,13 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.result_sizes import bytes_in
 from torchmedic.observe.memory.host import free_space
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, frames_of
 from torchmedic.source.user_code import relative
 
@@ -40,7 +40,7 @@ _TARGETS = ("f", "file", "filename", "fname", "path", "filepath", "fp", "dst")
 
 
 @rule("TM830", "disk-full")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     chain = list(_chain(evidence.incident.error))
     why = next((_REFUSED[code] for error in chain if (code := _errno(error)) in _REFUSED), "")
     if not why and not any(_CUT_SHORT.search(str(error)) for error in chain):
@@ -74,7 +74,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(
             "save under a temporary name and rename the file when it is complete, so that the last good file survives"
         )
-    return draft.done()
+    return draft
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

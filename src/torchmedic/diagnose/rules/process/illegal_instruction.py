@@ -11,19 +11,17 @@ Cure: install a build for this processor, or build the extension on the machine 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.diagnose.words.death import native_package
-from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
 
 @rule("TM804", "illegal-instruction")
-def check(death: Death) -> Diagnosis | None:
+def check(death: Death) -> Draft | None:
     draft = died_of("SIGILL", check, death)
     if draft is None:
         return None
     package = native_package(death)
     what = f"`{package}`" if package else "the library that is called here"
-    draft.help(f"install or build {what} for the processor of this machine (`lscpu` lists what it can do)")
-    return draft.done()
+    return draft.help(f"install or build {what} for the processor of this machine (`lscpu` lists what it can do)")

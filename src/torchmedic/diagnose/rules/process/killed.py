@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import time
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.death import draft_of, last_line, who
 from torchmedic.diagnose.words.format import size
-from torchmedic.records import BoxContents, Diagnosis
+from torchmedic.records import BoxContents
 from torchmedic.records.death import Death
 
 
 @rule("TM805", "killed")
-def check(death: Death) -> Diagnosis | None:
+def check(death: Death) -> Draft | None:
     if death.from_outside:
         return _sent(death)
     if death.signal != "SIGKILL":
@@ -42,28 +42,24 @@ def check(death: Death) -> Diagnosis | None:
     limit = min((each for each in (death.memory_limit, death.host_memory) if each), default=None)
     if limit is not None and death.peak_rss:
         draft.because(f"the largest process of the run held {size(death.peak_rss)} of {size(limit)}")
-    draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
-    return draft.done()
+    return draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
 
 
-def _sent(death: Death) -> Diagnosis:
+def _sent(death: Death) -> Draft:
     """Another process sent a signal that native code usually brings upon its own process."""
     assert death.origin is not None
     sender = f"process {death.origin.pid}" + (f" (`{death.sender}`)" if death.sender else "")
-    return (
-        draft_of(
-            check,
-            death,
-            "proven",
-            f"{who(death)} was killed from outside: {sender} sent it {death.signal}",
-            f"the kernel told the process who sent {death.signal}; no fault of native code came before it",
-        )
-        .help("ask whoever started that process why it sends the signal: a person, a watchdog, a scheduler")
-        .done()
+    draft = draft_of(
+        check,
+        death,
+        "proven",
+        f"{who(death)} was killed from outside: {sender} sent it {death.signal}",
+        f"the kernel told the process who sent {death.signal}; no fault of native code came before it",
     )
+    return draft.help("ask whoever started that process why it sends the signal: a person, a watchdog, a scheduler")
 
 
-def with_torchmedic(pid: int, box: BoxContents | None) -> Diagnosis:
+def with_torchmedic(pid: int, box: BoxContents | None) -> Draft:
     """The end of a run whose torchmedic process was killed; the kernel then ends the script."""
     death = Death(pid=pid if box is None else box.pid, box=box, ended=time.time())
     draft = check.draft(
@@ -76,5 +72,4 @@ def with_torchmedic(pid: int, box: BoxContents | None) -> Diagnosis:
     if place is not None:
         draft.at(place.location)
     draft.because("the black box is saved once a minute for this case, so the line may be older than the end")
-    draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
-    return draft.done()
+    return draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")

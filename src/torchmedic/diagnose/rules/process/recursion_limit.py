@@ -19,11 +19,11 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location, StackFrame
+from torchmedic.records import Location, StackFrame
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.origins import attribute_assignments, function_body
 from torchmedic.source.syntax import FUNCTIONS, has_line
@@ -37,7 +37,7 @@ _MIN_TURNS = 3
 
 
 @rule("TM840", "recursion-limit")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     worker = evidence.incident.worker
     if not isinstance(evidence.incident.error, RecursionError) and (
         worker is None or worker.exception != "RecursionError"
@@ -75,8 +75,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     for frame in own[:6] if len(own) > 1 else ():
         draft.because(f"in the circle: {relative(frame.file)}:{frame.line} in `{frame.function}`")
     draft.because(*_same_object(frames, cycle, back))
-    draft.help("call another function at this line, or add a condition that ends the recursion")
-    return draft.done()
+    return draft.help("call another function at this line, or add a condition that ends the recursion")
 
 
 def _is_endless(turn: list[Frame]) -> bool:
@@ -148,9 +147,7 @@ def _reaches(module: torch.nn.Module, wanted: torch.nn.Module) -> bool:
     return False
 
 
-def _module_circle(
-    evidence: RaisedEvidence, cycle: Cycle, held: tuple[torch.nn.Module, str, torch.nn.Module]
-) -> Diagnosis:
+def _module_circle(evidence: RaisedEvidence, cycle: Cycle, held: tuple[torch.nn.Module, str, torch.nn.Module]) -> Draft:
     owner, name, module = held
     who, whom = type(owner).__name__, type(module).__name__
     draft = check.draft(
@@ -166,8 +163,9 @@ def _module_circle(
         draft.at(*evidence.at_user_line("surfaced", "noticed here"))
     else:
         draft.at(*evidence.at_user_line("cause", "this walks in a circle"))
-    draft.help(f"keep `{name}` out of the submodules: `object.__setattr__(self, {name!r}, ...)` or a weak reference")
-    return draft.done()
+    return draft.help(
+        f"keep `{name}` out of the submodules: `object.__setattr__(self, {name!r}, ...)` or a weak reference"
+    )
 
 
 class Cycle(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,15 +13,14 @@ recursion. A native debugger shows the function: `gdb -ex run -ex bt --args pyth
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.process._fatal_signals import died_of
 from torchmedic.diagnose.words.death import native_package, overflowed
-from torchmedic.records import Diagnosis
 from torchmedic.records.death import Death
 
 
 @rule("TM801", "segmentation-fault")
-def check(death: Death) -> Diagnosis | None:
+def check(death: Death) -> Draft | None:
     draft = died_of("SIGSEGV", check, death)
     if draft is None:
         return None
@@ -35,4 +34,4 @@ def check(death: Death) -> Diagnosis | None:
         draft.help(f"update or reinstall `{package}` so that it was built for this Python and this torch")
     else:
         draft.help("find the C function with `gdb -ex run -ex bt --args python ...`, and check what it is given here")
-    return draft.done()
+    return draft

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import re
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, WorkerFailure
+from torchmedic.records import WorkerFailure
 
 # What the stacking functions say when shapes, lengths or keys differ; with workers the batch is made in shared memory.
 _REFUSALS = ("equal size", "must match", "not resizable", "same shape")
 
 
 @rule("TM821", "unequal-samples")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     loading = loading_of(evidence)
     if loading is None or loading.failure.stage != "collate":
         return None
@@ -54,8 +54,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         counted = ", ".join(f"{times} x {shape}" for shape, times in list(kinds.items())[:6])
         draft.because(f"the {len(failure.sample_shapes)} samples of the batch: {counted}")
     draft.because(loading.process)
-    draft.help("bring every sample to one shape before it is returned, or pad the batch in a `collate_fn`")
-    return draft.done()
+    return draft.help("bring every sample to one shape before it is returned, or pad the batch in a `collate_fn`")
 
 
 def _refused(failure: WorkerFailure) -> bool:

@@ -18,12 +18,12 @@ from types import CodeType
 from typing import Any
 
 from torchmedic.detect.failures.death import lost_senders
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.data_loading import Request, function_node, iterator_in, samples_code
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe import lifecycle
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import frames_of, node_location
 from torchmedic.source.returns import code_of
 from torchmedic.source.syntax import callee
@@ -34,7 +34,7 @@ _ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "killpg", "raise_si
 
 
 @rule("TM822", "worker-killed")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     error = evidence.incident.error
     frames = frames_of(error.__traceback__)
     iterator = iterator_in(frames)
@@ -71,8 +71,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(
             f"worker {iterator._workers.index(worker)} of {len(iterator._workers)}, exit code {worker.exitcode}"
         )
-    draft.help("read these items with `num_workers=0`: the main process then ends at the line that does it")
-    return draft.done()
+    return draft.help("read these items with `num_workers=0`: the main process then ends at the line that does it")
 
 
 def _ending(exitcode: int) -> str:

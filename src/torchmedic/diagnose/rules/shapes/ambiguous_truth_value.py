@@ -17,16 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import raising_call, read
 
 
 @rule("TM157", "ambiguous-truth-value")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("Boolean value of Tensor", "ambiguous"):
         return None
     loss = evidence.inside("__init__")
@@ -59,7 +58,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(
             "say which elements count: `.any()` or `.all()`, or reduce to one number first (`.mean()`, `.sum()`)"
         )
-    return draft.done()
+    return draft
 
 
 def _is_search(frame: Frame | None) -> bool:
@@ -99,7 +98,7 @@ def _tested(frame: Frame) -> torch.Tensor | None:
     return None
 
 
-def _unbuilt_loss(evidence: RaisedEvidence, loss: nn.Module) -> Diagnosis:
+def _unbuilt_loss(evidence: RaisedEvidence, loss: nn.Module) -> Draft:
     kind = type(loss).__name__
     draft = check.draft(
         evidence,
@@ -108,5 +107,4 @@ def _unbuilt_loss(evidence: RaisedEvidence, loss: nn.Module) -> Diagnosis:
         f"`{kind}(...)` makes a loss; the prediction and the target are given to what it makes",
     )
     draft.at(*evidence.at_user_line("cause", "this builds a loss and does not compute one"))
-    draft.help(f"build it first, then call it: `{kind}()(input, target)`")
-    return draft.done()
+    return draft.help(f"build it first, then call it: `{kind}()(input, target)`")

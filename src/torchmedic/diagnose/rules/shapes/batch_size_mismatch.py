@@ -10,17 +10,16 @@ Cure: flatten and cut both in the same way; keep the batch dimension when reshap
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, given_to_loss
 from torchmedic.diagnose.words.tensors import count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _LOSSES = (*CLASSIFYING, "multi_margin_loss", "multilabel_margin_loss", "cosine_embedding_loss")
 
 
 @rule("TM156", "batch-size-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError"}:
         return None
     given = given_to_loss(evidence, *_LOSSES)
@@ -49,5 +48,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(
             f"this batch has {count(short[0], 'sample')}, not {short[1]}: the loader's last batch is not full"
         )
-    draft.help("reshape and cut input and target in the same way, so that each row keeps its label")
-    return draft.done()
+    return draft.help("reshape and cut input and target in the same way, so that each row keeps its label")

@@ -12,16 +12,15 @@ Cure: `squeeze`, `unsqueeze`, `transpose` or cut one of the tensors so that the 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._elementwise import ELEMENTWISE, Misfit, misfit_of, misfit_of_loss, misfit_of_mask
 from torchmedic.diagnose.rules.shapes._shapes import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM153", "broadcast-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "AssertionError"}:
         return None
     found = misfit_of_loss(evidence) or misfit_of_mask(evidence)
@@ -34,7 +33,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return _proven(evidence, found) if found is not None else _from_message(evidence)
 
 
-def _proven(evidence: RaisedEvidence, found: Misfit) -> Diagnosis:
+def _proven(evidence: RaisedEvidence, found: Misfit) -> Draft:
     a, b = found.left.value, found.right.value
     draft = check.draft(
         evidence,
@@ -55,7 +54,7 @@ def _proven(evidence: RaisedEvidence, found: Misfit) -> Diagnosis:
         draft.help("compare one value per row: take `argmax(1)` of the tensor that has a row of scores")
     else:
         draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
-    return draft.done()
+    return draft
 
 
 _MESSAGES = (
@@ -73,7 +72,7 @@ _MESSAGES = (
 )  # fmt: skip
 
 
-def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence) -> Draft | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
@@ -83,5 +82,4 @@ def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
     for known in call.tensors if call is not None else []:
         draft.because(f"{argument_text(known)} is one of the operands")
         draft.at(made_here(evidence, known.value, f"becomes {shape(known.value)}"))
-    draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
-    return draft.done()
+    return draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")

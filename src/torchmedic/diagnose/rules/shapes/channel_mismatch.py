@@ -22,7 +22,6 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._shapes import in_our_words
 from torchmedic.diagnose.words.tensors import built_here, count, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call
 
 _CONV = re.compile(r"conv(_transpose)?([123])d")
@@ -40,7 +39,7 @@ class _Finding(msgspec.Struct, frozen=True):
 
 
 @rule("TM152", "channel-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "NotImplementedError"}:
         return None
     call = next((call for call in evidence.calls if _CONV.fullmatch(call.op) or call.op in _NORMS), None)
@@ -61,7 +60,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.at(built_here(evidence, layer, f"the layer is built for {found.wanted} here"))
     draft.because(fed_by(evidence, layer))
     _advise(draft, found)
-    return draft.done()
+    return draft
 
 
 def _advise(draft: Draft, found: _Finding) -> None:
@@ -197,11 +196,10 @@ _MESSAGES = (
 )
 
 
-def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence) -> Draft | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
     draft = check.draft(evidence, "likely", f"a layer was given {why}", f"torch names these sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
-    draft.help("bring the input to the number of channels that the layer was built for, or rebuild the layer")
-    return draft.done()
+    return draft.help("bring the input to the number of channels that the layer was built for, or rebuild the layer")

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._shapes import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, raising_call
 
 _ALONG = {"hstack": 1, "column_stack": 1, "vstack": 0, "row_stack": 0, "dstack": 2}
@@ -25,7 +24,7 @@ _JOINS = ("cat", "concat", "concatenate", "stack", *_ALONG)
 
 
 @rule("TM154", "concat-size-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError"} or _is_collating(evidence):
         return None
     call = evidence.find(*_JOINS)
@@ -87,7 +86,7 @@ def _sizes(op: str, tensor: torch.Tensor) -> list[int]:
 
 def _mismatch(
     evidence: RaisedEvidence, call: Call, head: Argument, odd: Argument, position: int, dimension: int | None
-) -> Diagnosis:
+) -> Draft:
     a, b = head.value, odd.value
     if dimension is None:
         why = f"tensor 0 has {a.dim()} dimensions and tensor {position} has {b.dim()}"
@@ -107,19 +106,18 @@ def _mismatch(
         draft.help(f"crop or pad one of them, or, if that is what is meant, join along dimension {dimension}")
     else:
         draft.help("crop, pad or reshape the tensor that differs before they are joined")
-    return draft.done()
+    return draft
 
 
 def _fits_along(a: torch.Tensor, b: torch.Tensor, dimension: int) -> bool:
     return all(one == other for at, (one, other) in enumerate(zip(a.shape, b.shape, strict=True)) if at != dimension)
 
 
-def _empty(evidence: RaisedEvidence, call: Call, listed: Argument) -> Diagnosis:
+def _empty(evidence: RaisedEvidence, call: Call, listed: Argument) -> Draft:
     draft = check.draft(evidence, "proven", f"`{call.op}` of an empty list", f"`{listed.text}` holds no tensor")
     draft.at(*evidence.at_user_line("cause", f"`{listed.text}` is empty"))
     draft.at(made_here(evidence, listed.value, "is made"))
-    draft.help("see why nothing was added to it: a loop that never ran, a filter that let nothing through")
-    return draft.done()
+    return draft.help("see why nothing was added to it: a loop that never ran, a filter that let nothing through")
 
 
 _MESSAGES = (
@@ -132,11 +130,10 @@ _MESSAGES = (
 )  # fmt: skip
 
 
-def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence) -> Draft | None:
     why = in_our_words(evidence, _MESSAGES)
     if why is None:
         return None
     draft = check.draft(evidence, "likely", f"tensors that cannot be joined: {why}", f"torch names the sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
-    draft.help("crop, pad or reshape the tensor that differs before they are joined")
-    return draft.done()
+    return draft.help("crop, pad or reshape the tensor that differs before they are joined")

@@ -20,13 +20,12 @@ import torch
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call, read
 from torchmedic.source.lookup.origins import origin_of
 
 
 @rule("TM163", "dimension-out-of-range")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.is_torchs:
         return None
     return _named(evidence) or _indexed(evidence) or _unpacked(evidence) or _without_dimensions(evidence)
@@ -41,12 +40,13 @@ def _draft(evidence: RaisedEvidence, tensor: torch.Tensor, message: str, why: st
     return draft
 
 
-def _finish(evidence: RaisedEvidence, draft: Draft) -> Diagnosis:
-    draft.help("see where the tensor got this shape: a batch or channel dimension may be missing or squeezed away")
-    return draft.done()
+def _finish(evidence: RaisedEvidence, draft: Draft) -> Draft:
+    return draft.help(
+        "see where the tensor got this shape: a batch or channel dimension may be missing or squeezed away"
+    )
 
 
-def _named(evidence: RaisedEvidence) -> Diagnosis | None:
+def _named(evidence: RaisedEvidence) -> Draft | None:
     """`dim=2` of a matrix; `permute` with more or fewer numbers than dimensions."""
     wrong = re.search(r"Dimension out of range .*but got (-?\d+)\)", evidence.message)
     counts = evidence.says("number of dimensions", "desired ordering")
@@ -81,7 +81,7 @@ def _permuted(call: Call) -> int:
     return len(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else len(rest)
 
 
-def _indexed(evidence: RaisedEvidence) -> Diagnosis | None:
+def _indexed(evidence: RaisedEvidence) -> Draft | None:
     """`x.shape[2]` and `x[:, :, 0]` of a matrix."""
     call = evidence.call
     if "IndexError" not in evidence.kinds or call is None or call.op not in ("index", "index_put_"):
@@ -118,7 +118,7 @@ def _indexed(evidence: RaisedEvidence) -> Diagnosis | None:
     return _finish(evidence, _draft(evidence, tensor, message, f"{shape(tensor)} takes {tensor.dim()} at most"))
 
 
-def _unpacked(evidence: RaisedEvidence) -> Diagnosis | None:
+def _unpacked(evidence: RaisedEvidence) -> Draft | None:
     """`b, c, h, w = x.shape`."""
     frame = evidence.frames[-1] if evidence.frames else None
     if frame is None or "ValueError" not in evidence.kinds or not evidence.says("values to unpack"):
@@ -145,7 +145,7 @@ def _unpacked(evidence: RaisedEvidence) -> Diagnosis | None:
     return _finish(evidence, draft)
 
 
-def _without_dimensions(evidence: RaisedEvidence) -> Diagnosis | None:
+def _without_dimensions(evidence: RaisedEvidence) -> Draft | None:
     """`len()` and `for` over a tensor that is one number."""
     frame = evidence.inside("__len__", "__iter__")
     tensor = frame.variables.get("self") if frame is not None else None

@@ -21,7 +21,6 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._dtypes import Odd, odd_one
 from torchmedic.diagnose.words.tensors import came_to_be, dtype, layer_name, layer_of, origin, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _ABOUT_DTYPE = re.compile(
     r"dtype|scalar type|Input type \(.*\) and (bias|weight) type|not implemented for '|can't be cast|"
@@ -32,7 +31,7 @@ _ABOUT_DTYPE = re.compile(
 
 
 @rule("TM160", "dtype-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "TypeError"} or not evidence.is_torchs:
         return None
     if not _ABOUT_DTYPE.search(evidence.message) or not _from_torch(evidence):
@@ -54,8 +53,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     draft.at(*evidence.at_user_line("cause", f"{dtype(found.tensor)}, not {found.wanted}"))
     _came_from(evidence, found, draft)
-    draft.help(_advice(found))
-    return draft.done()
+    return draft.help(_advice(found))
 
 
 def _from_torch(evidence: RaisedEvidence) -> bool:
@@ -87,11 +85,10 @@ def _advice(found: Odd) -> str:
     )
 
 
-def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence) -> Draft | None:
     first = evidence.message.strip().splitlines()[0][:160] if evidence.message.strip() else ""
     if not re.search(r"same dtype|scalar type|not implemented for '|can't be cast|should be the same|type", first):
         return None
     draft = check.draft(evidence, "likely", "an operation was given a tensor of a type that it does not take", first)
     draft.at(*evidence.at_user_line("cause", "a tensor of the wrong dtype"))
-    draft.help("compare the dtypes of the operands, and convert the odd one where it is made")
-    return draft.done()
+    return draft.help("compare the dtypes of the operands, and convert the odd one where it is made")

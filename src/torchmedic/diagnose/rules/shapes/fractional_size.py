@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Argument, Call
 from torchmedic.source.lookup.origins import origin_of
 
@@ -31,7 +30,7 @@ _SIZED = frozenset(
 
 
 @rule("TM168", "fractional-size")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "TypeError" not in evidence.kinds or not evidence.is_torchs:
         return None
     for call in evidence.calls:
@@ -70,7 +69,7 @@ def _is_size(item: Argument) -> bool:
     return item.name in ("", "size", "shape", "sizes", "split_size", "split_size_or_sections") or "[" in item.name
 
 
-def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Diagnosis:
+def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Draft:
     # The layer that the user named says more than the `empty` inside it.
     user = evidence.calls[-1]
     given = next(
@@ -90,5 +89,6 @@ def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Diagnosis
         made = origin_of(evidence.frames, user.frame, given.node)
         draft.at(made.location("origin", f"`{made.name}` becomes {shown} here") if made is not None else None)
     whole = isinstance(odd.value, float) and odd.value.is_integer()
-    draft.help("divide with `//`, which gives an int" if whole else "convert it with `int(...)` where it comes from")
-    return draft.done()
+    return draft.help(
+        "divide with `//`, which gives an int" if whole else "convert it with `int(...)` where it comes from"
+    )

@@ -14,15 +14,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, incomplete_batch, layer_name, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import UNKNOWN
 
 
 @rule("TM166", "hidden-state-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError"}:
         return None
     for frame in reversed(evidence.library_frames):
@@ -49,7 +48,7 @@ def _passed(evidence: RaisedEvidence, inside: object) -> object:
 
 def _compare(
     evidence: RaisedEvidence, layer: nn.RNNBase | nn.RNNCellBase, given: torch.Tensor, hidden: object, sizes: object
-) -> Diagnosis | None:
+) -> Draft | None:
     pair = isinstance(layer, nn.LSTM | nn.LSTMCell)
     if pair and isinstance(hidden, torch.Tensor):
         return _diagnosis(evidence, layer, hidden, "a pair of tensors", "one tensor", given)
@@ -81,7 +80,7 @@ def _was_unbatched(evidence: RaisedEvidence, given: torch.Tensor) -> bool:
 
 def _diagnosis(
     evidence: RaisedEvidence, layer: nn.Module, state: torch.Tensor, wanted: str, have: str, given: torch.Tensor
-) -> Diagnosis:
+) -> Draft:
     draft = check.draft(
         evidence,
         "proven",
@@ -102,4 +101,4 @@ def _diagnosis(
         draft.help(
             "make the state from the input: `[layers x directions, batch, hidden]`, also with `batch_first=True`"
         )
-    return draft.done()
+    return draft

@@ -17,18 +17,17 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._shapes import in_our_words
 from torchmedic.diagnose.words.tensors import argument_text, count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Argument, Call
 
 _VIEWS = ("view", "reshape", "view_as", "reshape_as", "_unsafe_view")
 
 
 @rule("TM155", "impossible-view")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds:
         return None
     call = evidence.find(*_VIEWS)
@@ -39,7 +38,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return _unflatten(evidence) or _from_message(evidence)
 
 
-def _view(evidence: RaisedEvidence, call: Call) -> Diagnosis | None:
+def _view(evidence: RaisedEvidence, call: Call) -> Draft | None:
     source = call.argument(0, "input")
     wanted = _sizes(call)
     if source is None or source.tensor is None or wanted is None:
@@ -74,8 +73,8 @@ def _sizes(call: Call) -> list[int] | None:
     return [int(size) for size in sizes] if all(type(size) is int for size in sizes) and sizes else None
 
 
-def _counted(evidence: RaisedEvidence, source: Argument, wanted: list[int], message: str, why: str) -> Diagnosis:
-    """With the reason, if a batch that is not full explains the difference."""
+def _counted(evidence: RaisedEvidence, source: Argument, wanted: list[int], message: str, why: str) -> Draft:
+    """The reason, if a batch that is not full explains the difference."""
     total = source.value.numel()
     fact = ""
     help_text = "compute the sizes from the tensor (`x.size(0)`), and let the rest be found with `-1`"
@@ -98,7 +97,7 @@ def _fits(sizes: list[int], total: int) -> bool:
     return known == total if -1 not in sizes else known != 0 and total % known == 0
 
 
-def _unflatten(evidence: RaisedEvidence) -> Diagnosis | None:
+def _unflatten(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.inside("unflatten")
     if frame is None:
         return None
@@ -121,15 +120,12 @@ def _unflatten(evidence: RaisedEvidence) -> Diagnosis | None:
     )
 
 
-def _done(
-    evidence: RaisedEvidence, source: Argument, message: str, why: str, help_text: str, fact: str = ""
-) -> Diagnosis:
+def _done(evidence: RaisedEvidence, source: Argument, message: str, why: str, help_text: str, fact: str = "") -> Draft:
     draft = check.draft(evidence, "proven", message, f"the tensor is {argument_text(source)}; {why}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.at(made_here(evidence, source.value, f"becomes {shape(source.value)}"))
     draft.because(fact)
-    draft.help(help_text or "leave one size open at most, and name the others")
-    return draft.done()
+    return draft.help(help_text or "leave one size open at most, and name the others")
 
 
 _MESSAGES = (
@@ -140,11 +136,10 @@ _MESSAGES = (
 )
 
 
-def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence) -> Draft | None:
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
     draft = check.draft(evidence, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
     draft.at(*evidence.at_user_line("cause", why))
-    draft.help("compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`")
-    return draft.done()
+    return draft.help("compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`")

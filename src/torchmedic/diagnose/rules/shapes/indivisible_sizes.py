@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _PAIRS = (
     ("embed_dim", "num_heads"),
@@ -26,7 +25,7 @@ _PAIRS = (
 
 
 @rule("TM177", "indivisible-sizes")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"ValueError", "AssertionError", "RuntimeError"}:
         return None
     frame = evidence.inside("__init__", "multi_head_attention_forward")
@@ -49,7 +48,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return _diagnosis(evidence, f"`{call.op}`", f"the size {size}", str(count), size, count) if size % count else None
 
 
-def _diagnosis(evidence: RaisedEvidence, name: str, whole: str, part: str, size: int, count: int) -> Diagnosis:
+def _diagnosis(evidence: RaisedEvidence, name: str, whole: str, part: str, size: int, count: int) -> Draft:
     draft = check.draft(
         evidence,
         "proven",
@@ -57,7 +56,6 @@ def _diagnosis(evidence: RaisedEvidence, name: str, whole: str, part: str, size:
         f"{size} = {size // count} x {count} + {size % count}",
     )
     draft.at(*evidence.at_user_line("cause", f"{size} does not divide by {count}"))
-    draft.help(
+    return draft.help(
         f"use {size - size % count or count} or {size + count - size % count} in place of {size}, or another divisor"
     )
-    return draft.done()

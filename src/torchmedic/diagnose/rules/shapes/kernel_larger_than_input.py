@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import built_here, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call
 
 _CONV = re.compile(r"conv([123])d")
@@ -28,7 +27,7 @@ _POOL = re.compile(r"_?(?:max|avg|lp)_pool([123])d(?:_with_indices)?")
 
 
 @rule("TM162", "kernel-larger-than-input")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds:
         return None
     for call in evidence.calls:
@@ -38,9 +37,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return None
 
 
-def _diagnosis(
-    evidence: RaisedEvidence, call: Call, given: torch.Tensor, what: str, size: int, reach: int
-) -> Diagnosis:
+def _diagnosis(evidence: RaisedEvidence, call: Call, given: torch.Tensor, what: str, size: int, reach: int) -> Draft:
     layer = layer_of(evidence, call)
     name = layer_name(evidence, layer) if layer is not None else f"`{call.op.lstrip('_')}`"
     draft = check.draft(
@@ -53,8 +50,7 @@ def _diagnosis(
     draft.at(made_here(evidence, given, f"becomes {shape(given)}"))
     draft.at(built_here(evidence, layer, f"the {what} is set here"))
     draft.because(fed_by(evidence, layer))
-    draft.help("use fewer strides or poolings before it, a smaller kernel, more padding, or larger inputs")
-    return draft.done()
+    return draft.help("use fewer strides or poolings before it, a smaller kernel, more padding, or larger inputs")
 
 
 def _reach(call: Call) -> tuple[torch.Tensor, str, int, int] | None:

@@ -11,15 +11,14 @@ Cure: `squeeze(1)` the labels; `transpose(1, 2)` or flatten the scores; bring bo
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, Given, given_to_loss
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM164", "loss-shape-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError"}:
         return None
     given = given_to_loss(evidence, *CLASSIFYING)
@@ -55,10 +54,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("pass class indices without the dimension of classes, or one probability for each class")
     else:
         draft.help("bring target and scores to one size")
-    return draft.done()
+    return draft
 
 
-def _weights(evidence: RaisedEvidence, given: Given, classes: int) -> Diagnosis:
+def _weights(evidence: RaisedEvidence, given: Given, classes: int) -> Draft:
     assert given.weight is not None
     have = given.weight.numel()
     draft = check.draft(
@@ -69,5 +68,4 @@ def _weights(evidence: RaisedEvidence, given: Given, classes: int) -> Diagnosis:
     )
     draft.at(*evidence.at_user_line("cause", f"{have} weights meet {classes} classes"))
     draft.at(made_here(evidence, given.input, f"becomes {shape(given.input)}"))
-    draft.help(f"give one weight for each of the {classes} classes")
-    return draft.done()
+    return draft.help(f"give one weight for each of the {classes} classes")

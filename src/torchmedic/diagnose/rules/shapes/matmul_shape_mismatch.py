@@ -17,18 +17,17 @@ import math
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS, Clash, in_our_words, product_clash
 from torchmedic.diagnose.words.tensors import argument_text, built_here, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call
 
 _CELLS = frozenset("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
 
 
 @rule("TM151", "matmul-shape-mismatch")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "AssertionError"}:
         return None
     call = evidence.find(*PRODUCTS)
@@ -42,7 +41,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     return _width(evidence) or _from_message(evidence)
 
 
-def _width(evidence: RaisedEvidence) -> Diagnosis | None:
+def _width(evidence: RaisedEvidence) -> Draft | None:
     """Layers that check the width of their input themselves, in Python or in one fused operation."""
     cell = evidence.find(*_CELLS)
     if cell is not None and (layer := layer_of(evidence, cell)) is not None:
@@ -66,7 +65,7 @@ def _width(evidence: RaisedEvidence) -> Diagnosis | None:
     return None
 
 
-def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, wanted: int) -> Diagnosis:
+def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, wanted: int) -> Draft:
     have = int(given.shape[-1])
     draft = check.draft(
         evidence,
@@ -87,10 +86,10 @@ def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, want
         draft.help("keep the batch dimension: `flatten(1)`, not `flatten()`")
     else:
         draft.help(f"build the layer for {have} features, or bring its input to {wanted}")
-    return draft.done()
+    return draft
 
 
-def _operation(evidence: RaisedEvidence, call: Call, clash: Clash) -> Diagnosis:
+def _operation(evidence: RaisedEvidence, call: Call, clash: Clash) -> Draft:
     left, right = clash.left.value, clash.right.value
     op = call.op.rstrip("_")
     draft = check.draft(
@@ -106,7 +105,7 @@ def _operation(evidence: RaisedEvidence, call: Call, clash: Clash) -> Diagnosis:
         draft.help("transpose the right operand: its last size is the one that is needed")
     else:
         draft.help("transpose or reshape one operand so that the sizes agree")
-    return draft.done()
+    return draft
 
 
 _MESSAGES = (
@@ -119,12 +118,11 @@ _MESSAGES = (
 )
 
 
-def _from_message(evidence: RaisedEvidence) -> Diagnosis | None:
+def _from_message(evidence: RaisedEvidence) -> Draft | None:
     """Where an operand could not be read, torch names the sizes."""
     why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
     if why is None:
         return None
     draft = check.draft(evidence, "likely", f"in a matrix product {why}", f"torch names these sizes: {why}")
     draft.at(*evidence.at_user_line("cause", why))
-    draft.help("make the inner sizes agree: transpose or reshape an operand, or build the layer for its input")
-    return draft.done()
+    return draft.help("make the inner sizes agree: transpose or reshape an operand, or build the layer for its input")

@@ -20,7 +20,6 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import fed_by, layer_of, origin
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, read
 from torchmedic.source.lookup.origins import Origin, origin_of
 
@@ -29,7 +28,7 @@ _OPERANDS = re.compile(r"unsupported operand type\(s\) for (\S+): '(\w+)' and '(
 
 
 @rule("TM165", "not-a-tensor")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.is_torchs:
         return None
     return _argument(evidence) or _attribute(evidence) or _subscript(evidence) or _operand(evidence)
@@ -42,7 +41,7 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"an {name}" if name[0] in "aeio" else f"a {name}"
 
 
-def _argument(evidence: RaisedEvidence) -> Diagnosis | None:
+def _argument(evidence: RaisedEvidence) -> Draft | None:
     """`linear(): argument 'input' must be Tensor, not tuple`."""
     named = _MUST_BE.search(evidence.message) if "TypeError" in evidence.kinds else None
     call = evidence.call
@@ -80,7 +79,7 @@ def _argument(evidence: RaisedEvidence) -> Diagnosis | None:
     return _advised(evidence, draft, odd.value, made)
 
 
-def _first_argument(evidence: RaisedEvidence, call: Call) -> Diagnosis | None:
+def _first_argument(evidence: RaisedEvidence, call: Call) -> Draft | None:
     """`conv1d() received an invalid combination of arguments - got (tuple, Parameter, ...)`."""
     first = call.arguments[0] if call.arguments else None
     if first is None or not isinstance(first.value, tuple | list | dict | type(None)) or not _wants_tensor(evidence):
@@ -102,7 +101,7 @@ def _wants_tensor(evidence: RaisedEvidence) -> bool:
     return bool(forms) and all(form.startswith("Tensor") for form in forms)
 
 
-def _attribute(evidence: RaisedEvidence) -> Diagnosis | None:
+def _attribute(evidence: RaisedEvidence) -> Draft | None:
     """`'tuple' object has no attribute 'size'`, where tensors have it."""
     frame = evidence.frames[-1] if evidence.frames else None
     if frame is None or not isinstance(evidence.error, AttributeError) or not isinstance(frame.node, ast.Attribute):
@@ -124,7 +123,7 @@ def _attribute(evidence: RaisedEvidence) -> Diagnosis | None:
     return _advised(evidence, draft, value, made)
 
 
-def _subscript(evidence: RaisedEvidence) -> Diagnosis | None:
+def _subscript(evidence: RaisedEvidence) -> Draft | None:
     """`out[:, -1]` of the tuple that a recurrent layer returns."""
     call = evidence.call
     if "TypeError" not in evidence.kinds or call is None or call.op != "index" or not evidence.says("indices must be"):
@@ -145,7 +144,7 @@ def _subscript(evidence: RaisedEvidence) -> Diagnosis | None:
     return _advised(evidence, draft, value, made)
 
 
-def _operand(evidence: RaisedEvidence) -> Diagnosis | None:
+def _operand(evidence: RaisedEvidence) -> Draft | None:
     """`x + attention(x, x, x)`."""
     call = evidence.call
     found = _OPERANDS.search(evidence.message) if "TypeError" in evidence.kinds else None
@@ -196,7 +195,7 @@ def _from_tensor(made: Origin) -> bool:
     )
 
 
-def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | None) -> Diagnosis:
+def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | None) -> Draft:
     module = _module_behind(evidence, made) if made is not None else None
     if made is not None:
         whose = f", from `{type(module).__name__}`" if module is not None else ""
@@ -212,4 +211,4 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
         draft.help("keep the tensor: `.item()` and sums that start as a number leave the graph")
     else:
         draft.help("convert it with `torch.as_tensor(...)`, or pass the tensor that was meant")
-    return draft.done()
+    return draft

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _SAYS = (
     ("cannot be converted to scalar",),
@@ -27,7 +26,7 @@ _SAYS = (
 
 
 @rule("TM159", "several-elements-as-scalar")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "TypeError"}:
         return None
     if not any(evidence.says(*fragments) for fragments in _SAYS):
@@ -41,8 +40,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
             evidence, "likely", "a tensor with several elements was used as one number", evidence.message[:200]
         )
         draft.at(*evidence.at_user_line("cause", "more than one element"))
-        draft.help("reduce it to one number first: `.mean()` or `.sum()`")
-        return draft.done()
+        return draft.help("reduce it to one number first: `.mean()` or `.sum()`")
     tensor = tensors[0]
     elements = count(tensor.numel(), "element")
     draft = check.draft(
@@ -54,4 +52,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("join the tensors with `torch.stack(...)`, or with `torch.cat(...)`")
     else:
         draft.help("reduce it first (`.mean()`, `.sum()`), pick one element, or use `.tolist()`")
-    return draft.done()
+    return draft

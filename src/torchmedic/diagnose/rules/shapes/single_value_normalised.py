@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import (
     built_here,
     fed_by,
@@ -26,11 +26,10 @@ from torchmedic.diagnose.words.tensors import (
     shape,
 )
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM167", "single-value-normalised")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.inside("batch_norm", "instance_norm")
     given = frame.variables.get("input") if frame is not None else None
     if frame is None or "ValueError" not in evidence.kinds or not isinstance(given, torch.Tensor) or given.dim() < 2:
@@ -60,4 +59,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("train with more than one sample per batch; for evaluation call `model.eval()` first")
     else:
         draft.help("normalise before the image has shrunk to one point, or leave this layer out")
-    return draft.done()
+    return draft

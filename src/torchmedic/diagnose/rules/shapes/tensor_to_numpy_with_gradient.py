@@ -14,16 +14,15 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import Call, read
 from torchmedic.source.syntax import nodes_in
 
 
 @rule("TM158", "tensor-to-numpy-with-gradient")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds or not evidence.says("numpy()", "requires grad"):
         return None
     call = evidence.find("numpy", "__array__")
@@ -43,7 +42,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help("take the number with `.item()`")
     else:
         draft.help("leave the graph first: `.detach().cpu().numpy()`")
-    return draft.done()
+    return draft
 
 
 def _is_tracked(call: Call) -> bool:

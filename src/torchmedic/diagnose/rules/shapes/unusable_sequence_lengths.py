@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 
 @rule("TM150", "unusable-sequence-lengths")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.inside("pack_padded_sequence")
     if frame is None or "RuntimeError" not in evidence.kinds:
         return None
@@ -52,5 +51,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft = check.draft(evidence, "proven", f"`pack_padded_sequence`: {why}", f"the padded batch is {shape(padded)}")
     draft.at(*evidence.at_user_line("cause", why))
     draft.at(made_here(evidence, lengths, "is made"))
-    draft.help(advice)
-    return draft.done()
+    return draft.help(advice)

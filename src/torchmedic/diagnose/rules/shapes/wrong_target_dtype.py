@@ -15,11 +15,11 @@ import ast
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, Given, given_to_loss
 from torchmedic.diagnose.words.tensors import dtype, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import origin_of
 
@@ -27,7 +27,7 @@ _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 
 
 @rule("TM161", "wrong-target-dtype")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "NotImplementedError"}:
         return None
     given = given_to_loss(evidence, *CLASSIFYING, *_BINARY, "multi_margin_loss", "multilabel_margin_loss")
@@ -52,7 +52,7 @@ def _wanted(given: Given) -> str | None:
     return None
 
 
-def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tuple[Location, ...]) -> Diagnosis:
+def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tuple[Location, ...]) -> Draft:
     indices = wanted == "int64"
     draft = check.draft(
         evidence,
@@ -68,10 +68,10 @@ def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tupl
         draft.help("pass the class indices themselves, or convert these probabilities: `target.float()`")
     else:
         draft.help(f"convert the target: `target.{'long' if indices else 'to(input.dtype)'}{'()' if indices else ''}`")
-    return draft.done()
+    return draft
 
 
-def _noticed_in_backward(evidence: RaisedEvidence) -> Diagnosis | None:
+def _noticed_in_backward(evidence: RaisedEvidence) -> Draft | None:
     """Some versions compute such a loss and complain in its backward; then the call that made the loss is read."""
     frame = evidence.user_frame
     if not evidence.says("Found dtype", "but expected") or frame is None or not isinstance(frame.node, ast.Call):

@@ -17,17 +17,16 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import origin_of
 
 
 @rule("TM169", "wrong-unpacking")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.frames[-1] if evidence.frames else None
     if frame is None or "ValueError" not in evidence.kinds or not evidence.says("values to unpack"):
         return None
@@ -66,7 +65,7 @@ def _is_batch(evidence: RaisedEvidence, value: Any) -> bool:
     return bool(tensors) and (len(tensors) == len(value) or any(item is tensors[0] for item in evidence.incident.batch))
 
 
-def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Diagnosis:
+def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Draft:
     draft = check.draft(
         evidence,
         "proven",
@@ -78,11 +77,10 @@ def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Diagn
     node = frame.statement.value if frame is not None and isinstance(frame.statement, ast.Assign) else None
     made = origin_of(evidence.frames, frame, node) if frame is not None and isinstance(node, ast.Name) else None
     draft.at(made.location("origin", f"`{text}` comes from here") if made is not None else None)
-    draft.help("name as many parts as the dataset returns" + ("; a single one is `(x,)`" if parts == 1 else ""))
-    return draft.done()
+    return draft.help("name as many parts as the dataset returns" + ("; a single one is `(x,)`" if parts == 1 else ""))
 
 
-def _tensor(evidence: RaisedEvidence, value: torch.Tensor, names: int) -> Diagnosis:
+def _tensor(evidence: RaisedEvidence, value: torch.Tensor, names: int) -> Draft:
     draft = check.draft(
         evidence,
         "proven",
@@ -90,5 +88,4 @@ def _tensor(evidence: RaisedEvidence, value: torch.Tensor, names: int) -> Diagno
         f"a tensor is taken apart along dimension 0, which has {value.shape[0]}",
     )
     draft.at(*evidence.at_user_line("cause", f"one tensor of {shape(value)}, not {names} values"))
-    draft.help("give it one name; a layer that returns one tensor has no second value")
-    return draft.done()
+    return draft.help("give it one name; a layer that returns one tensor has no second value")

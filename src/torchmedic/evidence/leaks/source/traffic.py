@@ -12,7 +12,9 @@ from torchmedic.evidence.leaks.source.container_traffic import of_container
 from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Site, Traffic, functions_of, is_empty, nodes_of
 from torchmedic.observe.heap.walk import Held
+from torchmedic.records.memory import HeldMemory
 from torchmedic.source.syntax import callee, last_name
+from torchmedic.source.user_variables import user_files
 
 # The methods that fill a table of hooks, where their name is not that of the table: `register_forward_hook`.
 _HOOK_METHODS = {
@@ -131,3 +133,20 @@ def of_hooks(held: Held, files: list[str]) -> Traffic:
         if isinstance(node, ast.Call) and callee(node) in methods
     ]
     return Traffic(sorted(puts, key=lambda site: (site.builds, not site.loops and site.function is None)), [], False)
+
+
+def with_lines(found: list[tuple[Held, int]]) -> list[HeldMemory]:
+    """Holders and their bytes, each with the line that fills it."""
+    holders = []
+    for held, nbytes in found:
+        put = next(iter(traffic(held, user_files()).puts), None)
+        holders.append(
+            HeldMemory(
+                name=held.name,
+                nbytes=nbytes,
+                items=held.size if held.kind == "items" else 0,
+                file=put.file if put is not None else "",
+                line=put.node.lineno if put is not None else 0,
+            )
+        )
+    return holders

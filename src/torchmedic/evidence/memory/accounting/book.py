@@ -16,14 +16,13 @@ import torch
 from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, FoundPile, Holder
 from torchmedic.evidence.memory.accounting.saved_by_graph import (
     function_of,
-    is_leaf,
     sequence_of,
     tensors_saved_by,
     weights_before,
     weights_of,
 )
 from torchmedic.evidence.memory.accounting.storages import Memory, distinct, live_tensors, memory_address, memory_of
-from torchmedic.source.objects.graph import is_counted, node_of, walk
+from torchmedic.source.objects.graph import is_counted, is_leaf, node_of, walk
 
 HEADINGS = (
     "parameters",
@@ -58,7 +57,7 @@ class Book:
 
     Args:
         wanted: Whether a device is the one that ran out.
-        optimizers: Those that live.
+        optimizers: The living optimizers.
         since: The number of the first node of this step, 0 where it is not known.
     """
 
@@ -83,7 +82,7 @@ class Book:
 
     @property
     def saved(self) -> list[SavedHere]:
-        """What this step has saved, each with the first node that did."""
+        """The storages that the graph of this step has saved, each with the first node that saved it."""
         return list(self._saved.values())
 
     def total(self, heading: str) -> int:
@@ -95,7 +94,7 @@ class Book:
 
     @property
     def plain_objects(self) -> int:
-        """Bytes of Python objects that names lead to, estimated."""
+        """Estimated bytes of the plain Python objects that names lead to."""
         return sum(each.pile.nbytes for each in self.piles)
 
     @property
@@ -123,12 +122,12 @@ class Book:
         *,
         was_trained: bool = False,
     ) -> None:
-        """What has a heading of its own.
+        """Enter the storages that have a heading of their own.
 
         Args:
-            batch: What is trained on.
-            ours: What torchmedic itself holds.
-            stepping: State that an optimizer has not filed yet.
+            batch: The batch of this step.
+            ours: Tensors that torchmedic holds.
+            stepping: State that an optimizer still keeps in variables of its `step`.
             collected: What lies in lists and the like: of models that nobody trains, copies that were put aside.
             was_trained: Whether there were updates of weights, by optimizers that may be gone.
         """
@@ -150,7 +149,7 @@ class Book:
         self.enter("torchmedic", ours)
 
     def _not_kept(self, kept: AbstractSet[int]) -> list[Any]:
-        """The optimizers, without those of trainings that are over and whose results somebody has collected."""
+        """The optimizers, without those of finished trainings whose results were collected."""
         over = [
             each
             for each in self._optimizers
@@ -163,7 +162,7 @@ class Book:
         )
 
     def enter_graphs(self) -> None:
-        """What live graphs have saved: that of this step gets a heading, that of earlier ones is noted beside."""
+        """Enter what the graph of this step has saved; note beside what the graphs of earlier steps have saved."""
         seen: set[Any] = set()
         for node in walk((node_of(tensor) for tensor in self.live), seen):
             if not is_counted(node):
@@ -193,7 +192,7 @@ class Book:
         return before if self._recurrent.issuperset(before) else ()
 
     def enter_held(self, found: Iterable[Found]) -> None:
-        """What the user's names lead to."""
+        """Enter the storages that names of the user lead to."""
         for each in found:
             for memory in memory_of(each.tensor):
                 if self._wanted(memory.device) and memory.key not in self.entries:
@@ -201,12 +200,12 @@ class Book:
                     self.held[memory.key] = (memory, each)
 
     def enter_older(self) -> None:
-        """What only graphs of earlier steps keep alive."""
+        """Enter the storages that only graphs of earlier steps keep alive."""
         for key, entry in self.older.items():
             self.entries.setdefault(key, ("held", entry.memory))
 
     def enter_rest(self, arrays: Iterable[FoundArray]) -> None:
-        """What nothing leads to, and NumPy arrays of the host, unless a tensor stands for the same memory."""
+        """Enter storages that no name leads to, and NumPy arrays whose memory no tensor shares."""
         self.enter("not traced", self.live)
         if not arrays:
             return
@@ -218,7 +217,7 @@ class Book:
                 self.held_arrays[memory.key] = (memory, each.holder)
 
     def kind_of(self, holder: Holder) -> str:
-        """What is behind a name: tensors, or else arrays, or else plain objects, by their class."""
+        """The noun for what a name holds: tensor, else array, else the class of its plain objects."""
         if any(_is_within(found.holder, holder) for _, found in self.held.values()):
             return "tensor"
         if any(_is_within(each, holder) for _, each in self.held_arrays.values()):
@@ -242,13 +241,13 @@ class Book:
 
 
 def _is_within(inner: Holder, outer: Holder) -> bool:
-    """Whether a name is this one, or that of a part of it."""
+    """Whether a name is the given one, or names a part of it: `acts` and `acts[0]`."""
     same = (inner.file, inner.function) == (outer.file, outer.function)
     return same and (inner.path == outer.path or inner.path.startswith(f"{outer.path}["))
 
 
 def parts_of(module: torch.nn.Module, kind: str) -> list[Any]:
-    """The parameters or buffers of a module itself; one that is only being made or copied may have none yet."""
+    """The parameters or buffers of a module itself; none while the module is being built or copied."""
     return list(module.__dict__.get(kind, {}).values())
 
 

@@ -54,13 +54,13 @@ def within(holder: Holder, owner: Any) -> Holder:
 
 
 def position_of(holder: Holder, owner: Any, position: int, item: Any) -> Holder:
-    """A part of a tuple; of a tuple in a tuple in a tuple, a link of a chain."""
+    """The holder of an item of a tuple. Tuples nested in tuples count as the links of one chain."""
     linked, edges = _linked(holder, owner, str(position))
     return linked or holder._replace(path=f"{holder.path}[{position}]", owner=item, edges=edges)
 
 
 def _linked(holder: Holder, owner: Any, attribute: str) -> tuple[Holder | None, Edge]:
-    """The holder of the whole chain, where an attribute of the same class was met on the way; else the way so far."""
+    """The holder of the whole chain if the same attribute was met on the way here, else None; and the way so far."""
     edge = same_edge(holder.edges, type(owner), attribute)
     if edge is not None:
         link = edge if isinstance(owner, torch.Tensor) else owner  # no tensor stands for all of them

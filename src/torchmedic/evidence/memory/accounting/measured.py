@@ -59,7 +59,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusal_of(exhaustion: Exhaustion) -> Refusal | None:
-    """What the allocator told of this very allocation."""
+    """What the allocator said about the allocation that failed."""
     refusal = last_refusal()
     if refusal is None or exhaustion.beside:
         return None
@@ -71,11 +71,11 @@ def refusal_of(exhaustion: Exhaustion) -> Refusal | None:
 
 
 def measure(exhaustion: Exhaustion, addresses: Iterable[int] = ()) -> Measured:
-    """Without allocating anything.
+    """Read the use of memory now, without an allocation.
 
     Args:
         exhaustion: What ran out.
-        addresses: Of the storages that are accounted for.
+        addresses: Addresses of the storages that the book knows.
     """
     if not exhaustion.on_device:
         return _of_host()
@@ -99,7 +99,7 @@ def _of_host() -> Measured:
 
 
 def _of_words(said: Exhaustion) -> Measured:
-    """A device that cannot be asked: what the exception itself says."""
+    """The numbers in the exception's own text, for a device that cannot be asked."""
     allocated, unallocated = said.allocated or 0, said.unallocated or 0
     used = said.capacity - said.free if said.capacity is not None and said.free is not None else 0
     return Measured(
@@ -152,7 +152,7 @@ def _allowed(device: int, total: int) -> int:
 
 
 def _blocks(device: int) -> list[tuple[int, int, bool]]:
-    """Address, size and whether it is in use, of every block of the allocator's."""
+    """The blocks of the allocator: address, size, and whether the block is in use."""
     found = []
     with contextlib.suppress(Exception):
         for segment in torch.cuda.memory_snapshot():

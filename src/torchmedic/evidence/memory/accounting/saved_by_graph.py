@@ -27,19 +27,12 @@ _MAX_NEAR_NODES = 48  # that are searched for weights
 
 
 class _Refusing(TorchDispatchMode):
-    """Reading what was saved must compute nothing; whoever tries to is stopped."""
+    """Stops every computation: reading saved tensors must compute nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:  # of an operation that has saved what it made: no memory, no work
             return func(*args, **(kwargs or {}))
         raise RuntimeError("a saved tensor was packed by a hook")
-
-
-def is_leaf(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.is_leaf
-    except RuntimeError:
-        return False  # a view whose base was changed in place: torch does not even say that
 
 
 def tensors_saved_by(node: Any) -> list[torch.Tensor]:
@@ -60,7 +53,7 @@ def tensors_saved_by(node: Any) -> list[torch.Tensor]:
 
 
 def sequence_of(node: Any) -> int:
-    """When a node was made, in its thread's count; -1 where it does not say."""
+    """The sequence number of a node within its thread; -1 if the node has none."""
     try:
         return int(node._sequence_nr())
     except (AttributeError, RuntimeError, TypeError):
@@ -147,7 +140,7 @@ def applied_in(variables: dict[str, Any]) -> type | None:
 
 @functools.cache
 def saving_line(kind: type) -> Spot | None:
-    """The statement of such a class that saves; None where several do, or where the class is a library's."""
+    """The only statement of a Function's class that saves; None for several, and for a class of a library."""
     for name in ("setup_context", "forward"):
         for base in kind.__mro__:
             method: Any = base.__dict__.get(name)

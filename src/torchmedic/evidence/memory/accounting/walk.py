@@ -12,7 +12,7 @@ import types
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -107,7 +107,7 @@ class _Walk:
         return True
 
     def _is_data(self, value: Any, holder: Holder, depth: int) -> bool:
-        """Note a NumPy array; whether there is nothing else in it."""
+        """Note a NumPy array; True if the array holds numbers only, no objects."""
         if type(value).__name__ != "ndarray" or type(value).__module__ != "numpy":
             return False
         base = value.base
@@ -118,7 +118,7 @@ class _Walk:
         return bool(value.dtype != object)
 
     def _is_pile(self, value: Any, holder: Holder) -> bool:
-        """Note a container of plain objects; whether it is so long that nobody looks at each."""
+        """Note a container of plain objects; True if it is too long to look at every item."""
         if self._piles is None or holder.many or _names_items(value):
             return False
         pile = pile_of(value)
@@ -128,7 +128,7 @@ class _Walk:
 
 
 def _is_lent(holder: Holder, value: Any) -> bool:
-    """Whether a variable may only have been given what something else holds: then that has the better name."""
+    """Whether a variable may be an argument whose value another name holds; that name is the better one."""
     if issubclass(type(value), torch.Tensor) or not is_user_file(holder.file):
         return True
     code = holder.scope
@@ -219,22 +219,50 @@ def _of_sequence(value: Any, holder: Holder, depth: int) -> Iterator[_Visit]:
 
 
 def _is_of_numbers(value: Any) -> bool:
-    """Whether a long list is one of numbers or texts, by some of them: there may be thousands of such lists."""
+    """Whether a long list holds numbers or texts, judged by a sample: there may be thousands of such lists."""
     if type(value) not in (list, tuple) or len(value) <= _MIN_RUN:
         return False
     return all(type(each) in _PLAIN for each in value[:: len(value) // _SAMPLES])
 
 
 def _names_items(value: Any) -> bool:
-    """Whether what is in a container has names of its own: few keys, a few places of a tuple, lone objects."""
+    """Whether the items of a container get names of their own: few keys, a short tuple, objects of distinct classes."""
     if isinstance(value, dict):
         return length(value) <= _MAX_NAMED_ITEMS and all(isinstance(key, str) for key in dict.keys(value))
     return length(value) <= 4 if isinstance(value, tuple) else isinstance(value, list) and bool(_alone(value))
 
 
 def _alone(value: list[Any]) -> frozenset[int]:
-    """Positions of objects of the user's that are the only ones of their class, as callbacks are: these have names."""
+    """Positions of objects that are the only ones of their class in a list, such as callbacks; these get names."""
     if length(value) > _MAX_NAMED_ITEMS:
         return frozenset()
     kinds = [type(each) for _, each in items(value)]
     return frozenset(at for at, kind in enumerate(kinds) if kinds.count(kind) == 1 and is_users(kind))
+
+
+class SharedHolding(NamedTuple):
+    """A name, and what it leads to in shared memory."""
+
+    holder: Holder
+    nbytes: int
+    tensors: int
+
+
+def shared_holdings(frames: Iterable[FrameType]) -> list[SharedHolding]:
+    """The names that hold tensors in shared memory, the biggest first. A storage counts for the first name only.
+
+    Args:
+        frames: The frames that the exception came through, innermost first.
+    """
+    found: dict[str, SharedHolding] = {}
+    seen: set[int] = set()
+    for tensor, holder in held_tensors(frames):
+        if tensor.device.type != "cpu" or tensor.is_sparse or not tensor.is_shared():
+            continue
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in seen:
+            continue
+        seen.add(storage.data_ptr())
+        known = found.get(holder.path, SharedHolding(holder, 0, 0))
+        found[holder.path] = SharedHolding(known.holder, known.nbytes + storage.nbytes(), known.tensors + 1)
+    return sorted(found.values(), key=lambda each: -each.nbytes)

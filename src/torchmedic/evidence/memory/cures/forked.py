@@ -35,7 +35,7 @@ _MIN_FREE_TIMES_LIMIT = 2.0  # times what the process may have that the host mus
 
 
 class Proof(NamedTuple):
-    """A change, and what came of it."""
+    """A change, and the outcome of its trial."""
 
     change: Change
     outcome: Outcome
@@ -50,7 +50,7 @@ class ForkedTrials:
         self._agent = agent
 
     def run(self, error: BaseException) -> list[Proof]:
-        """Try one change after the other, each in a copy of its own.
+        """Try the changes one after the other, each in a forked process.
 
         Args:
             error: What has ended the step. Nobody may hold anything else that leads to the failed step.
@@ -98,7 +98,7 @@ class ForkedTrials:
 
 
 class TrialPlan(NamedTuple):
-    """Which cures of a diagnosis are to be tried: one that is known, or all that may help a step that is too large."""
+    """The cures to try for a diagnosis: one known cure, or all that may help a step that is too large."""
 
     known: Change | None = None
     unpredicted: tuple[Change, ...] = ()  # what may help, and fake tensors cannot tell

@@ -40,7 +40,7 @@ class Tried(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What the step needs as it is, and changed, of how much there is."""
+    """The bytes that the step needs as it is and with each change, and the bytes that there are."""
 
     room: Room
     unchanged: int
@@ -53,7 +53,7 @@ class Prediction(NamedTuple):
 
 
 def predict(autopsy: Autopsy, *, evaluation: bool = False) -> Prediction | str:
-    """Play the step and what could cure it; or why that was not possible."""
+    """Predict the need of the step and of each possible cure; a text says why that was not possible."""
     if autopsy.is_long:
         return "the step takes too long on fake tensors"
     try:
@@ -140,7 +140,7 @@ class _Trials:
             yield Change(autocast=kind)
 
     def _unpredicted(self, first: Counting) -> Iterator[Change]:
-        """How the allocator of the host cuts up what it has is known too little for steps that take another course."""
+        """Changes to try without a prediction: how the allocator of the host splits memory is not known well enough."""
         if (
             not self._evaluation
             and not self._autopsy.exhaustion.on_device
@@ -202,7 +202,7 @@ def whole_step_of(autopsy: Autopsy, *, evaluation: bool) -> WholeStep:
 
 
 def rows_of(autopsy: Autopsy, step: WholeStep) -> int | None:
-    """How many rows its batch has, where that is clear."""
+    """The number of rows of the batch; None if it is not clear."""
     incident = autopsy.evidence.incident
     return rows_in(incident.batch, incident.batch_indices, autopsy.process.batches.shapes, step.modules)
 
@@ -224,7 +224,7 @@ def _whole(autopsy: Autopsy, evaluation: bool) -> Step:
 
 
 def _accumulates(autopsy: Autopsy) -> bool:
-    """Whether the gradients that are there were there when the step began, or are its own."""
+    """Whether the present gradients were there when the step began."""
     if not (autopsy.in_backward or autopsy.in_optimizer):
         return True
     own = 1 if autopsy.in_optimizer else 0

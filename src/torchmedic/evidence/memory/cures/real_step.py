@@ -34,7 +34,7 @@ _YIELDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERAT
 
 
 class Outcome(NamedTuple):
-    """What a change has come to. It holds no exception, as that would hold its frames."""
+    """The outcome of a change. It holds no exception, which would hold its frames."""
 
     passed: bool | None  # None if that could not be told
     result: str = ""
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class RealStep(WholeStep):
-    """A step with nothing of its first run."""
+    """A step that can run again for real, without anything of its first run."""
 
     evaluation: bool
     step: Step  # the same, for source that is cut anew
@@ -57,7 +57,7 @@ class RealStep(WholeStep):
         return made
 
     def forget(self, error: BaseException) -> None:
-        """Let go of what the failed step has made."""
+        """Free what the failed step has made."""
         namespace = self._namespace()
         made = self.left_over().keys()
         begun = {name: namespace[name] for name in self._locals if name in namespace and name not in made}
@@ -109,7 +109,7 @@ class RealStep(WholeStep):
             yield 2
 
     def _judged(self, played: ReplayResult) -> Outcome:
-        """By loss and gradients, with no memory to speak of."""
+        """Judge a step by its loss and gradients; takes next to no memory."""
         if self.evaluation:
             return Outcome(True, "it ran to its end")
         values = [root.detach() for root in played.roots if root.is_floating_point()]

@@ -26,11 +26,11 @@ class Room(NamedTuple):
     weigh: Weigh | None = None  # where the allocator takes more for a storage than its size
 
     def made(self, course: Course) -> int:
-        """What a step of this course takes at most."""
+        """The most bytes that a step of this course takes."""
         return highest(course, self.weigh)
 
     def needed(self, made: int, share: float = 1.0) -> int:
-        """By the whole process, for a step that makes so much with that share of the rows."""
+        """Bytes that the whole process needs for a step that makes so many, with a share of the rows."""
         return self.taken + int(self.by_rows * share) + made
 
     def has(self, needed: int) -> bool:
@@ -38,7 +38,7 @@ class Room(NamedTuple):
 
 
 def room_of(autopsy: Autopsy, step: WholeStep, rows: int | None) -> Room | None:
-    """None where it is not known how much there is."""
+    """The room for a step; None if the amount of memory is not known."""
     total = _total(autopsy)
     if total is None:
         return None
@@ -64,7 +64,7 @@ def _on_host(size: float) -> float:
 
 
 def _total(autopsy: Autopsy) -> int | None:
-    """What the process may have at most, beside what others have."""
+    """The most bytes that the process may have, without what other processes have."""
     measured = autopsy.measured
     if autopsy.exhaustion.on_device:
         left = measured.capacity - measured.outside if measured.capacity is not None else None
@@ -79,7 +79,7 @@ def _total(autopsy: Autopsy) -> int | None:
 
 
 def _in_use(autopsy: Autopsy) -> int:
-    """Now, when the exception has unwound and the book was written."""
+    """Bytes in use now, after the exception has unwound."""
     measured, host = autopsy.measured, autopsy.measured.host
     if host is not None and not autopsy.exhaustion.on_device:
         return (host.address_space if host.address_limit is not None else host.resident) or 0
@@ -87,7 +87,7 @@ def _in_use(autopsy: Autopsy) -> int:
 
 
 def _of_step(autopsy: Autopsy, step: WholeStep) -> set[int]:
-    """The storages that a step played anew makes itself, or lets go of."""
+    """The storages that a replayed step makes itself, or frees."""
     book = autopsy.book
     found = {key for key, (heading, _) in book.entries.items() if heading in ("saved activations", "gradients")}
     found |= {key for key, (_, each) in book.held.items() if autopsy.is_of_failing_call(each.holder)}

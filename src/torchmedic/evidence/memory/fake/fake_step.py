@@ -71,8 +71,6 @@ class FakeRunner(Runner):
         asked: int | None = None,
         line: tuple[str, int] | None = None,
         backward: bool = False,
-        change: Callable[[dict[str, Any]], None] | None = None,
-        grad: bool | None = None,
     ) -> tuple[ByteLedger, BaseException | None]:
         """Run the step and count.
 
@@ -83,8 +81,6 @@ class FakeRunner(Runner):
         fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         ledger = ByteLedger(fake, self.names(), time.monotonic() + _SECONDS, stop=stop, asked=asked, line=line)
         namespace = self._namespace()
-        if change is not None:
-            change(namespace)
         error: BaseException | None = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
@@ -94,7 +90,7 @@ class FakeRunner(Runner):
             stack.enter_context(
                 no_side_effects(ReplayResult(), self._optimizers, self._batch, backward=backward, keep_graphs=False)
             )
-            stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled if grad is None else grad))
+            stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled))
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack))

@@ -210,10 +210,10 @@ class ByteLedger(TorchDispatchMode):
         self.appeared(value, place, node)
 
     def appeared(self, value: torch.Tensor, place: Place, node: Any) -> None:
-        """For those who follow more: an operation, of backward where there is a node, has made new memory."""
+        """Called when an operation has made new memory, for subclasses; `node` is given in backward."""
 
     def _is_failure(self, made: Made) -> bool:
-        """Whether this is what the real step had no memory for: as many bytes, at that line, that many nodes on."""
+        """Whether this is the operation that failed: equal bytes, line and number of nodes."""
         if self._asked is None or self.failing is not None or (made.node and self._stop is not None):
             return False
         spot = made.place.spot
@@ -259,7 +259,7 @@ def _is_question(func: Any) -> bool:
 
 
 def _about(nbytes: int, asked: int) -> bool:
-    """Equal but for the rounding of an allocator and of a message."""
+    """Whether two sizes are equal up to the rounding of the allocator and of the message."""
     return abs(nbytes - asked) <= max(512, asked // 100)
 
 

@@ -11,7 +11,7 @@ Exchange = Callable[[Any], Any]
 
 
 def tensors_of(args: Any, kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-    """All of them, in order; of a result where that is given."""
+    """All tensors in the arguments of an operation, in order."""
     found: list[torch.Tensor] = []
     for value in (*_several(args), *(kwargs.values() if kwargs else ())):
         if isinstance(value, torch.Tensor):

@@ -45,7 +45,7 @@ def update(optimizer: Any, ledger: Counting) -> None:
 
 
 def _by_shape(params: list[torch.Tensor]) -> Alike:
-    """The parameters with a gradient, grouped."""
+    """The parameters that have a gradient, grouped by shape."""
     found: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for tensor in params:
         if tensor.grad is not None:
@@ -62,7 +62,7 @@ def _is_at_once(group: dict[str, Any]) -> bool:
 
 
 def _times(alike: list[Alike]) -> float:
-    """How much more there is than was played."""
+    """How many times more there is than was played."""
     played = sum(params[0].nbytes for shapes in alike for params in shapes)
     return sum(tensor.nbytes for shapes in alike for params in shapes for tensor in params) / max(1, played)
 

@@ -63,11 +63,11 @@ class LiveBytes:
 
     @property
     def course(self) -> Course:
-        """So far."""
+        """The course so far."""
         return Course(self._events[:], self._sizes[:])
 
     def reach(self, now: int, phase: str, place: Place | None = None) -> None:
-        """So many bytes are alive for a moment."""
+        """Note that so many bytes are alive for a moment."""
         if now > self.by_phase.get(phase, 0):
             self.by_phase[phase] = now
         if now > self._highest[0]:
@@ -100,7 +100,7 @@ Weigh = Callable[[float], float]
 
 
 def highest(course: Course, weigh: Weigh | None = None) -> int:
-    """The most that is alive at once; with each storage weighed where it takes more than its size."""
+    """The most bytes that are alive at once; `weigh` is for storages that take more than their size."""
     sizes: Sequence[float] = [weigh(size) for size in course.sizes] if weigh is not None else course.sizes
     now = most = 0.0
     for event in course.events:
@@ -127,7 +127,7 @@ def between(one: Course, two: Course, share: float) -> Course | None:
 
 
 def rounded(nbytes: int, kind: str) -> int:
-    """What an allocator gives for so many bytes."""
+    """The bytes that an allocator takes for an allocation of so many."""
     block = _BLOCKS.get(kind, 1)
     return -(-nbytes // block) * block
 

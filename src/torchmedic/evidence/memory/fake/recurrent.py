@@ -32,7 +32,7 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def kept_bytes(given: torch.Tensor, mode: int, hidden: int, layers: int, bidirectional: bool) -> int:
-    """For backward, of an input [time, rows, features] in either order, or a packed one."""
+    """Bytes that are kept for backward, for an input [time, rows, features] in either order, or a packed one."""
     rows = given.numel() // max(1, given.shape[-1])
     per_row = hidden * (2 if bidirectional else 1) * (_KEPT.get(mode, 6) * layers + layers - 1)
     return rows * per_row * given.element_size()

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from torchmedic.evidence.memory.accounting.saved_by_graph import is_leaf
 from torchmedic.evidence.memory.fake.fake_step import FakeRunner, device_left_alone, fake_recurrent_weights, untouched
 from torchmedic.evidence.memory.fake.optimizer_updates import stepping_on_fakes, update
 from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes
@@ -25,12 +24,13 @@ from torchmedic.replay.step.runner import Runner, SegmentEnd
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.assignments import names_read, names_written, read_first
+from torchmedic.source.objects.graph import is_leaf
 
 Wanted = Callable[[torch.device], bool]
 
 
 class Cut(NamedTuple):
-    """Tensors of earlier steps without the graphs behind them, and how to come to that."""
+    """Tensors of earlier steps, replayed without the graphs behind them, and the advice that does so."""
 
     tensors: tuple[torch.Tensor, ...]
     advice: str
@@ -81,7 +81,7 @@ class WholeStep(FakeRunner):
 
     @property
     def clears_gradients(self) -> bool:
-        """Whether the step itself does: then it begins with those of the step before."""
+        """Whether the step clears gradients; if so, it begins with the gradients of the step before."""
         nodes = (node for statement in self.segment.statements for node in ast.walk(statement))
         return any(isinstance(node, ast.Attribute) and node.attr == "zero_grad" for node in nodes)
 
@@ -97,7 +97,7 @@ class WholeStep(FakeRunner):
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """Everything that may have a gradient."""
+        """All tensors that may have a gradient."""
         found = [*self.parameters, *self.loose_leaves, *(each for root in self.modules for each in root.parameters())]
         return list({id(each): each for each in found if is_leaf(each)}.values())
 

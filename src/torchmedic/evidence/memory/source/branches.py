@@ -78,7 +78,7 @@ def _value(node: ast.expr, frame: Frame, body: ast.AST) -> Any:
 
 
 def _stays(name: str, body: ast.AST) -> bool:
-    """Whether nothing within the call changes it, but for a loop over the names of phases."""
+    """Whether nothing within the call changes the name, except a loop over the names of phases."""
     made = [statement for statement in own_statements(body) if binds(statement, name)]
     if len(made) == 1 and isinstance(made[0], ast.For):
         over = made[0].iter

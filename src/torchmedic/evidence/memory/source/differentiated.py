@@ -72,7 +72,7 @@ def backward_around(frame: FrameType, line: int) -> Backward:
 
 
 def source_goes_backward() -> bool:
-    """Whether any of the user's modules does."""
+    """Whether any module of the user calls backward."""
     return any(calls_backward(tree) for _, tree in user_trees())
 
 
@@ -149,7 +149,7 @@ class _Way:
         return frozenset(found)
 
     def _makes(self, name: str) -> bool:
-        """Whether a name is this function's own; those of a module are everybody's."""
+        """Whether a name is a variable of this function, not of its module."""
         return not isinstance(self._body, ast.Module) and any(binds(statement, name) for statement in self._statements)
 
     def _carries(self, expression: ast.AST, at: ast.stmt) -> bool:

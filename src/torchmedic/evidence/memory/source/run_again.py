@@ -30,8 +30,8 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
 
     Args:
         filler: The line.
-        frames: Of the failure, the outermost first.
-        modules: That live, with their hooks.
+        frames: The frames of the failure, outermost first.
+        modules: The living modules, for their hooks.
     """
     around = _functions_around(filler.file, filler.node.lineno)
     calls: dict[str, set[str]] | None = None
