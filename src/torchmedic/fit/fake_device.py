@@ -41,6 +41,16 @@ class FakeMode(FakeTensorMode):
         return True
 
 
+def why_not() -> str:
+    """Why this build of torch cannot pretend a device on this machine; empty where it can."""
+    if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+        return "a newer version is needed"
+    if torch.version.cuda is not None and not torch.cuda.device_count():
+        # Its engine asks the driver about each device that the guard counts, and there the driver has none.
+        return "a build with CUDA needs a card in the machine; the CPU build of torch needs none"
+    return ""
+
+
 @contextlib.contextmanager
 def _device_guard() -> Iterator[None]:
     """Install the guard that does nothing.
@@ -48,9 +58,9 @@ def _device_guard() -> Iterator[None]:
     `_ensureCUDADeviceGuardSet` does that only where a guard says that it has no devices. A build without CUDA has no
     guard, so one is put there for a moment: an object whose virtual functions all return 0.
     """
-    install: Callable[[], None] | None = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
-    if install is None:
-        raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: a newer version is needed")
+    reason = why_not()
+    if reason:
+        raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: {reason}")
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     try:
         registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(library, _REGISTRY)
@@ -63,7 +73,7 @@ def _device_guard() -> Iterator[None]:
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(functions))
     registry[_CUDA] = ctypes.addressof(guard)
     try:
-        install()
+        torch._C._ensureCUDADeviceGuardSet()
         if registry[_CUDA] == ctypes.addressof(guard):
             raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: no guard was installed")
         yield

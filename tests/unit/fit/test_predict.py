@@ -14,7 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import torchmedic
 from torchmedic.errors import TorchmedicError
+from torchmedic.fit.fake_device import why_not
 from torchmedic.records.fit import Prediction
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 WEIGHTS = 4 * (1000 * 500 + 500 + 500 * 10 + 10)
 
