@@ -223,7 +223,7 @@ def fragment(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Without the operator that torch 2.15 puts in front: `addmm: mat1 and ...` is `mm: mat1 and ...` without a bias."""
+    """Leaves out the operator that torch 2.15 puts in front, which depends on arguments: `addmm: mat1 and ...`."""
     return _OPERATOR.sub("", (str(error).splitlines() or [""])[0])
 
 
