@@ -52,4 +52,6 @@ def test_faults_that_go_on_until_memory_is_parked(name: str, times: int, tmp_pat
     assert [each for each in found if each.survived and not each.same] == []
     assert all("no memory could be freed" in each.how[0] for each in found if not each.survived)
     if name == "adam":
-        assert min(seen[how] for how in ("forward activations", "update optimizer", "backward recompute")) >= 1
+        # A third refusal leaves only the last of the ways to make room.
+        ways = ("forward activations", "update optimizer") if times == 2 else ("forward optimizer",)
+        assert min(seen[how] for how in (*ways, "backward recompute")) >= 1
