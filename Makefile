@@ -1,7 +1,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Not compiled: pip would compile thousands of modules of torch and transformers that no test imports.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+CHECK := $(BIN)/ruff format --check src tests benchmarks tools && $(BIN)/ruff check src tests benchmarks tools \
+	&& $(BIN)/mypy && $(BIN)/lint-imports
+# `-rR` names the tests that passed only when they were run again.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --reruns 2 -rR
 
 .PHONY: help demo test test-all check bench docs dist new-rule clean
 help:  ## show the targets
@@ -32,17 +37,16 @@ $(VENV)/.dist: $(VENV)/.dev
 demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmedic
 	$(BIN)/torchmedic demo
 
-test: check  ## linters, types, and every test that needs no GPU
-	$(BIN)/python -m pytest -n 3 --dist worksteal --reruns 2 -m 'not gpu and not slow'
-
-test-all: check  ## the same, with the further cases of kinds that `make test` has
-	$(BIN)/python -m pytest -n 3 --dist worksteal --reruns 2 -m 'not gpu'
+# The linters run beside the tests, which leave a core idle now and then; what they say comes last.
+test test-all: $(VENV)/.dev
+	@( $(CHECK) ) > $(VENV)/check.log 2>&1 & checking=$$!; \
+	$(PYTEST) -m $(if $(filter test,$@),'not gpu and not slow','not gpu'); tested=$$?; \
+	wait $$checking; checked=$$?; cat $(VENV)/check.log; exit $$((tested | checked))
+test:  ## linters, types, and every test that needs no GPU
+test-all:  ## the same, with the further cases of kinds that `make test` has
 
 check: $(VENV)/.dev  ## ruff format and lint, mypy --strict, one-way imports
-	$(BIN)/ruff format --check src tests benchmarks tools
-	$(BIN)/ruff check src tests benchmarks tools
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(CHECK)
 
 bench: $(VENV)/.dev  ## measure the overhead of the healthy path (ratios in one run)
 	$(BIN)/python benchmarks/overhead.py

@@ -12,8 +12,11 @@ import pytest
 from running import clean_environment
 
 from torchmedic.cli import main
+from torchmedic.fit.fake_device import why_not
 from torchmedic.records.fit import Edit, Line, Need, Plan, Prediction
 from torchmedic.report import fit as show
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

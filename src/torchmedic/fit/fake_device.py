@@ -49,6 +49,11 @@ class FakeMode(FakeTensorMode):
         return self
 
 
+def why_not() -> str:
+    """Why this version of torch cannot pretend a device; empty where it can."""
+    return "" if hasattr(torch._C, "_ensureCUDADeviceGuardSet") else "a newer version is needed"
+
+
 @contextlib.contextmanager
 def _device_guard() -> Iterator[None]:
     """Install the guard that does nothing.
@@ -56,9 +61,9 @@ def _device_guard() -> Iterator[None]:
     `_ensureCUDADeviceGuardSet` does that only where a guard says that it has no devices. A build without CUDA has no
     guard, so one is put there for a moment: an object whose virtual functions all return 0.
     """
-    install: Callable[[], None] | None = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
-    if install is None:
-        raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: a newer version is needed")
+    reason = why_not()
+    if reason:
+        raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: {reason}")
     library = _library("libc10.so")
     try:
         registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(library, _REGISTRY)
@@ -71,7 +76,7 @@ def _device_guard() -> Iterator[None]:
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(functions))
     registry[_CUDA] = ctypes.addressof(guard)
     try:
-        install()
+        torch._C._ensureCUDADeviceGuardSet()
         if registry[_CUDA] == ctypes.addressof(guard):
             raise TorchmedicError(f"torch {torch.__version__} cannot pretend a CUDA device: no guard was installed")
         yield

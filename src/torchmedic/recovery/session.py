@@ -16,6 +16,7 @@ import torch
 
 from torchmedic.contained import contained
 from torchmedic.observe.context import ProcessContext
+from torchmedic.observe.saved_hooks import CAN_TELL, top_hooks
 from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
 from torchmedic.recovery.backward_room import BackwardRoom
 from torchmedic.recovery.early_spill import EarlySpill
@@ -254,14 +255,13 @@ class Session:
         return EarlySpill(self.saved, self.space, self.recipes, budget)
 
     def _start_early(self, budget: int) -> None:
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        if not CAN_TELL or top_hooks() is not None:
             return  # hooks of the user's: ours would be in their place
         self._early = early = self.early_spill(budget)
         torch._C._autograd._push_saved_tensors_default_hooks(early.pack, unpack)
 
     def _stop_early(self) -> None:
-        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        if self._early is not None and top is not None and top[0] == self._early.pack:
+        if self._early is not None and (top := top_hooks()) is not None and top[0] == self._early.pack:
             torch._C._autograd._pop_saved_tensors_default_hooks()
             self._early = None
 

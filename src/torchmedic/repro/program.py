@@ -18,6 +18,7 @@ from torchmedic.repro.aten import Spelling, hints
 from torchmedic.repro.recipe import Bad, Input, Line, Raises, Recipe
 from torchmedic.repro.wording import statement
 
+_OPERATOR = re.compile(r"^[a-z_]\w*: ")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:(?:\s*x\s*|,\s*)-?\d+(?:\.\d+)?)*")
 
 _MIN_FRAGMENT, _MAX_FRAGMENT = 16, 60  # characters
@@ -222,7 +223,8 @@ def fragment(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+    """Leaves out the operator that torch 2.15 puts in front, which depends on arguments: `addmm: mat1 and ...`."""
+    return _OPERATOR.sub("", (str(error).splitlines() or [""])[0])
 
 
 def called(spelling: Spelling, names: list[str], inputs: Inputs, *, result: str = "result") -> Line:

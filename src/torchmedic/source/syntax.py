@@ -32,8 +32,8 @@ def _parsed(file: str, text: str) -> ast.Module | None:
 
 def syntax_tree(file: str, module_globals: dict[str, Any] | None = None) -> ast.Module | None:
     """The parsed source of a file, notebook cells included; None where there is no source."""
-    lines = linecache.getlines(file, module_globals)
-    return _parsed(file, "".join(lines)) if lines else None
+    text = "".join(linecache.getlines(file, module_globals))
+    return _parsed(file, text) if text and not text.isspace() else None  # Python 3.13 has a newline for an empty file
 
 
 def nodes_in(tree: ast.AST | None) -> Iterator[ast.AST]:

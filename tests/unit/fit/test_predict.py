@@ -14,7 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import torchmedic
 from torchmedic.errors import TorchmedicError
+from torchmedic.fit.fake_device import why_not
 from torchmedic.records.fit import Prediction
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 WEIGHTS = 4 * (1000 * 500 + 500 + 500 * 10 + 10)
 
@@ -156,3 +159,10 @@ def test_a_step_without_an_update_is_an_error_in_one_line() -> None:
 
     with pytest.raises(TorchmedicError, match=r"RuntimeError at .*test_predict\.py:\d+: "):
         torchmedic.predict(broken)
+
+
+def test_a_build_that_cannot_pretend_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")  # on this machine without a card
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(TorchmedicError, match="a build with CUDA needs a card"):
+        torchmedic.predict(training(lambda params: torch.optim.SGD(params, 0.1))[2])

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.contained import contained, report_fault
+from torchmedic.observe.saved_hooks import top_hooks
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import locals_of
 
@@ -112,7 +113,7 @@ class NodeBirths:
         if torch.is_anomaly_enabled() or not hasattr(traces, "format_stack"):
             self.refused = torch.is_anomaly_enabled()
             return False
-        self.has_hooks = _has_saved_tensor_hooks()
+        self.has_hooks = top_hooks() is not None
         self.layers, self._count = {}, 0
         self._put(traces, "format_stack", self._answering(traces.format_stack))
         self._put(
@@ -246,11 +247,6 @@ class NodeBirths:
         if not any(side is not None and side.shape and not side.has_gradient for side in (left, right)):
             return None
         return None if len(shapes) == 2 and shapes[0] == shapes[1] else (left, right)
-
-
-def _has_saved_tensor_hooks() -> bool:
-    top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(True) is not None
 
 
 def _operand(value: Any) -> Operand | None:

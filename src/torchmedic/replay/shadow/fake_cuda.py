@@ -89,7 +89,7 @@ def _without_device(shadow: Shadow) -> Iterator[None]:
         (cuda, "get_rng_state_all", list),
         (cuda, "mem_get_info", lambda *args, **kwargs: (1 << 40, 1 << 40)),
         (torch, "Generator", _Generator),
-        (torch.autograd.Function, "apply", classmethod(_applied(shadow, torch.autograd.Function.apply.__func__))),  # type: ignore[attr-defined]
+        (torch.autograd.Function, "apply", classmethod(_applied(shadow, vars(torch.autograd.Function)["apply"]))),
         (torch.amp.autocast_mode.autocast, "__init__", _on_cpu(torch.amp.autocast_mode.autocast.__init__)),
     ]
     answers += [(cuda, name, getattr(torch, name)) for name in _LEGACY.split() if hasattr(torch, name)]
@@ -139,13 +139,16 @@ class _Generator(metaclass=_AnyGenerator):
         return _GENERATOR()
 
 
-def _applied(shadow: Shadow, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A custom Function is called past the mode: autograd would tie its result to the lost tensors."""
+def _applied(shadow: Shadow, original: Any) -> Callable[..., Any]:
+    """A custom Function is called past the mode: autograd would tie its result to the lost tensors.
 
-    @functools.wraps(original)
+    `original` is a class method, written in Python before torch 2.15 and in C since.
+    """
+
+    @functools.wraps(torch.autograd.Function.apply)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         given = [shadow.stand_in(value) if isinstance(value, torch.Tensor) else value for value in args]
-        result = original(cls, *given, **kwargs)
+        result = original.__get__(None, cls)(*given, **kwargs)
         if any(isinstance(value, torch.Tensor) and shadow.is_invented(value) for value in given):
             shadow.mark(result if isinstance(result, tuple) else (result,))
         return result

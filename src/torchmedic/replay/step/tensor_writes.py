@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from torchmedic.replay.isolation.torch_state import set_version
 from torchmedic.replay.trace.microscope import written_by
 from torchmedic.replay.trace.operations import Geometry, geometry_of, storage_of
 
@@ -70,10 +71,9 @@ class RestoreWrites(TorchDispatchMode):
             for key, version in self._versions.items()
             if (tensor := self._tensors[key])._version != version
         ]
-        if moved:
+        for tensor, version in moved:
             with contextlib.suppress(Exception):
-                tensors, versions = zip(*moved, strict=True)
-                torch._C._autograd._unsafe_set_version_counter(tensors, versions)
+                set_version(tensor, version)
 
 
 def _storages(values: Any) -> set[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import random
 import sys
 import time
@@ -186,17 +187,20 @@ def watch_checkpoints(seen: list[Checkpoint]) -> Iterator[None]:
     """Record both runs of every checkpoint that is not reentrant."""
     module: Any = __import__("torch.utils.checkpoint", fromlist=["*"])
     name = "_checkpoint_without_reentrant_generator"
+    if hasattr(module, f"{name}_impl"):  # torch 2.15, with another order of arguments
+        name = f"{name}_impl"
     original: Callable[..., Any] = getattr(module, name)
+    signature = inspect.signature(original)
 
-    def generator(
-        fn: Any, preserve: Any = True, context_fn: Any = module.noop_context_fn, *args: Any, **kwargs: Any
-    ) -> Any:
-        if context_fn is not module.noop_context_fn:
-            return original(fn, preserve, context_fn, *args, **kwargs)
-        spots = user_spots(sys._getframe(1))
-        noted = Checkpoint(spots[0] if spots else None, Recording(), Recording())
-        seen.append(noted)
-        return original(fn, preserve, lambda: (noted.original, noted.again), *args, **kwargs)
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        if given.arguments["context_fn"] is module.noop_context_fn:
+            spots = user_spots(sys._getframe(1))
+            noted = Checkpoint(spots[0] if spots else None, Recording(), Recording())
+            seen.append(noted)
+            given.arguments["context_fn"] = lambda: (noted.original, noted.again)
+        return original(*given.args, **given.kwargs)
 
     setattr(module, name, generator)
     try:
