@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from torchmedic.observe.context import StepContext
-from torchmedic.observe.numbers.step_memory import Window
+from torchmedic.observe.numbers.windows import Window
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
 from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory
@@ -24,9 +24,11 @@ _MAX_COURSES = 12
 _MIN_COURSES = 3  # without which nothing can be told
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
 _GROWN_BEYOND_DOUBT = 100.0  # times that loss: no overshoot of a healthy start
+_GROWN_FOR_LONG = 8.0  # times the largest of those losses, where the loss has not come back for many updates
 _GROWN_WEIGHTS = 10.0
 _BOUND = 1.1  # times that loss: a course that stays below has not grown
 _OUTLIER = 30.0  # times the usual loss of a batch
+_MIN_FALLS = 3  # of a loss below zero
 _STILL = 0.02  # of the loss: a change that is none
 _SEVERAL_BOUND = 3.0  # with several optimizers, of which one may train against the other
 
@@ -84,8 +86,11 @@ class Divergence:
         return [course.losses[position] for position in self.positions if position < len(course.losses)]
 
     def turns(self, course: Course | None) -> bool:
-        """Whether the loss stays finite and falls, batch by batch, below what the weights of before gave."""
-        if course is None or not course.is_finite or len(course.losses) < len(self.still.losses):
+        """Whether the loss stays finite and falls, batch by batch, below what the weights of before gave.
+
+        A loss that ran away downwards falls in any case: nothing is proven by that.
+        """
+        if course is None or self.is_falling or not course.is_finite or len(course.losses) < len(self.still.losses):
             return False
         pairs = list(zip(self.losses(course), self.losses(self.still), strict=True))
         several = len(self.optimizers) > 1
@@ -131,10 +136,21 @@ class Divergence:
         finite = [loss for loss in losses if math.isfinite(loss)]
         return len(finite) > 1 and finite[-1] < 0 and finite[-1] < finite[0]
 
+    def is_beyond_doubt(self, *, for_long: bool) -> bool:
+        """Whether training was lost in these steps.
+
+        Args:
+            for_long: Whether the loss has not come back to its level for many updates since.
+        """
+        if self.is_falling or _has_risen(self.original, self.still, _GROWN_BEYOND_DOUBT):
+            return True
+        now, before = self.losses(self.original), self.losses(self.still)
+        return for_long and max(map(abs, now)) > _GROWN_FOR_LONG * max(map(abs, before))
+
     @property
-    def is_beyond_doubt(self) -> bool:
-        """Whether the loss grew so much in these steps that training was lost in them."""
-        return _has_risen(self.original, self.still, _GROWN_BEYOND_DOUBT)
+    def has_grown(self) -> bool:
+        """Whether the loss or the weights grew at all in these steps: a loss below zero may only have kept falling."""
+        return _has_grown(self.original, self.still)
 
     @property
     def has_outlier(self) -> bool:
@@ -199,7 +215,7 @@ def _may_have_grown(window: Window) -> bool:
     finite = [abs(loss) for loss in losses if math.isfinite(loss)]
     if not finite or not math.isfinite(losses[0]):
         return False
-    if max(finite) > _GROWN / 2 * finite[0]:
+    if max(finite) > _GROWN / 2 * finite[0] or max(losses[1:], default=0.0) < 0:
         return True
     for reference, value in window.copy.tensors:
         tensor = reference()
@@ -246,6 +262,13 @@ def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> t
     still = trajectory.run(NO_UPDATE)
     if still is None or not still.is_finite:
         return None, trajectory.why_not or "the loss is not finite with the weights of before either"
-    if not _has_grown(original, still):
+    found = Divergence(trajectory, original, still)
+    if not found.has_grown and not (found.is_falling and _keeps_falling(found)):
         return None, "the loss did not grow"
-    return Divergence(trajectory, original, still), ""
+    return found, ""
+
+
+def _keeps_falling(divergence: Divergence) -> bool:
+    """Whether every update takes a loss that is below zero further down."""
+    pairs = list(zip(divergence.losses(divergence.original), divergence.losses(divergence.still), strict=False))[1:]
+    return len(pairs) >= _MIN_FALLS and all(now < before < 0 for now, before in pairs if math.isfinite(now))

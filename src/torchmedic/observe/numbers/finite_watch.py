@@ -68,6 +68,7 @@ class FiniteWatch:
         self._examined = 0
         self._tentative: Finding | None = None  # of a loss that may recover
         self._is_asked = False  # about a loss that is finite and much too large
+        self._is_asked_of_far = False  # about a loss that left its level and did not come back
         self._steps = 0
         self._skipped_bad = 0
         self._roots: list[weakref.ref[torch.Tensor]] = []
@@ -206,16 +207,22 @@ class FiniteWatch:
         loss = losses.last[-1] if losses.last else None
         self.memory.update_begins(optimizer, optimizers, frame, self._steps, losses.key, loss)
         losses.ceiling = self.memory.ceiling
-        found = None
-        if self.memory.is_lost and not self._is_asked:
-            self._is_asked = True
+        return self._ask_about_growth(optimizer, frame)
+
+    def _ask_about_growth(self, optimizer: Any, frame: FrameType) -> bool:
+        """Ask why the loss is finite and much too large, where it is; whether there is an answer."""
+        memory, found = self.memory, None
+        if (memory.is_lost and not self._is_asked) or (memory.is_far and not self._is_asked_of_far):
+            self._is_asked, self._is_asked_of_far = True, memory.is_far
             found = self._examiner.examine(optimizer, frame, "growth", "step")
+            if memory.is_far:
+                memory.forget_far()
             if found is not None and found.is_tentative:
                 self._tentative, found = found, None
         elif self._tentative is not None:
-            if not self.memory.lost_updates:
+            if not memory.lost_updates:
                 self._tentative = None  # training has recovered
-            elif self.memory.lost_updates >= _UPDATES_WITHOUT_HOPE:
+            elif memory.lost_updates >= _UPDATES_WITHOUT_HOPE:
                 found = self._tentative
         if found is not None:
             self._publish(found)

@@ -14,18 +14,20 @@ from torch.amp.grad_scaler import GradScaler
 
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
-from torchmedic.observe.numbers.step_memory import Window
+from torchmedic.observe.numbers.windows import Window
 from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope
+from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
 from torchmedic.replay.trajectory.units import Unit, plainly, taking_over_data, units_of, with_state_of_previous
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
-_MAX_SECONDS = 60.0  # of all courses together
+_MAX_SECONDS = 60.0  # of all courses together; on the CPU the time of this thread, as others may take the processor
+_MAX_WALL_SECONDS = 180.0
 _REPLAY_FACTOR = 4.0  # how many times longer than the step itself a replay is taken to be, before that is known
 _SAME = 1e-3  # relative difference of two losses that count as the same: kernels may add in any order
 
@@ -76,10 +78,13 @@ class Trajectory:
         self.units = list(units_of(window.calls, frame, agent, max_updates))
         self.reaches_present = self.units[-1].call is window.calls[-1] and window.reaches_present
         self._usual_step = agent.clock.usual_step
-        self._deadline = time.monotonic() + _MAX_SECONDS
+        on_cpu = all(value.is_cpu for _, value in self._copy.tensors)
+        self._now = time.thread_time if on_cpu else time.monotonic  # a device works while this thread waits
+        self._deadline = time.monotonic() + _MAX_WALL_SECONDS
         self._ways: list[Callable[[Unit, Unit | None], bool]] = []  # to run a step; empty once they are settled
         self._first: tuple[float, Gradients] | None = None  # loss and gradients of the first step
         self.reduction = Reduction(1.0)  # of the loss of the first step; filled by `look`
+        self.sign = LossSign(0)  # of the loss of the first step; filled by `look`
         self.seconds = 0.0
         self.why_not = ""
 
@@ -116,7 +121,7 @@ class Trajectory:
 
     def run(self, change: Change) -> Course | None:
         """Run the steps. None where that cannot be done; `why_not` says why."""
-        started = time.monotonic()
+        started = self._now()
         try:
             with rewound(self._copy):
                 weights: list[float] = [self._largest_weight()]
@@ -125,7 +130,7 @@ class Trajectory:
             self.why_not = str(stop)
             return None
         finally:
-            self.seconds += time.monotonic() - started
+            self.seconds += self._now() - started
         return Course(change, tuple(losses), tuple(weights))
 
     def look(self) -> Microscope | None:
@@ -139,13 +144,14 @@ class Trajectory:
             scope.read()
             if played.roots:
                 self.reduction = reduction_of(played.roots[-1])
+                self.sign = sign_of_loss(played.roots[-1], scope)
         return scope
 
     def _losses(self, change: Change, weights: list[float]) -> Iterator[float]:
         is_plain = change.data is None
+        started = self._now()
         for position, unit in enumerate(self.units):
-            if time.monotonic() > self._deadline:
-                raise _Stopped("it took too long")
+            self._check_time(started)
             if position == 0 and is_plain and self._first is not None:
                 loss, gradients = self._first
             else:
@@ -162,6 +168,10 @@ class Trajectory:
             else:
                 self._update(unit, gradients, change, position)
             weights.append(self._largest_weight())
+
+    def _check_time(self, started: float) -> None:
+        if self.seconds + self._now() - started > _MAX_SECONDS or time.monotonic() > self._deadline:
+            raise _Stopped("it took too long")
 
     def _largest_weight(self) -> float:
         tensors = [tensor for reference, _ in self._copy.tensors if (tensor := reference()) is not None]
@@ -218,10 +228,10 @@ class Trajectory:
 
     def _update(self, unit: Unit, gradients: Gradients, change: Change, position: int) -> None:
         changed = _changed(gradients, change)
+        started = self._now()
 
         def evaluate() -> tuple[float, Gradients]:
-            if time.monotonic() > self._deadline:
-                raise _Stopped("it took too long")
+            self._check_time(started)
             loss, found = self._step(unit, change)
             return loss, _changed(found, change)
 

@@ -40,7 +40,7 @@ _LINE_FACTOR = 3.0  # a variable with values that are so many times smaller is n
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     divergence = evidence.divergence
     position = _outlier(divergence) if divergence is not None else None
-    if divergence is None or position is None:
+    if divergence is None or position is None or divergence.is_falling:
         return None
     unit = divergence.trajectory.units[position]
     course = divergence.course(Change(f"without batch {position}", without=position))
