@@ -11,7 +11,7 @@ _LOST_SIZE = 100.0
 _FAR = 8.0  # times the lowest level that the loss has had
 _FAR_OF_FIRST = 0.5  # of the first loss: all that was learned is lost
 _FAR_BELOW_ZERO = 8.0  # times the size of the first losses
-_DIP = 4  # updates with a far loss that one with an ordinary loss outweighs: a noisy loss is not far
+_DIP = 1  # updates with a far loss that one with an ordinary loss outweighs: most of the losses must be far
 
 
 class LossTrend:

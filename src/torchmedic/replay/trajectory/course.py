@@ -40,6 +40,7 @@ class Change(NamedTuple):
     name: str
     rate: float = 1.0  # factor of every learning rate
     only: Any = None  # the optimizer whose rate is meant; None: all
+    group: int | None = None  # of that optimizer, whose rate is meant; None: all
     warm_up: bool = False  # the rates grow over the steps
     clip: float | None = None  # largest norm of all gradients
     gradient: float = 1.0  # factor of every gradient, which is that of the loss
@@ -240,10 +241,11 @@ class Trajectory:
             optimizer = end.optimizer()
             if optimizer is None:
                 raise _Stopped("an optimizer is gone")
-            factor = share * (change.rate if change.only is None or change.only is optimizer else 1.0)
+            factor = change.rate if change.only is None or change.only is optimizer else 1.0
             if factor == 0:
                 continue
-            rates = [rate if rate is None else rate * factor for rate in end.rates]
+            factors = [share * (factor if change.group in (None, at) else 1.0) for at in range(len(end.rates))]
+            rates = [rate if rate is None else rate * each for rate, each in zip(end.rates, factors, strict=True)]
             try:
                 update(optimizer, changed, rates, change.options, evaluate, end.momenta)
             except Exception as error:  # of an optimizer that is called in another way

@@ -63,15 +63,15 @@ def cure(divergence: Divergence, title: str, tried: Iterable[tuple[str, Course |
     )
 
 
-def rates_of(divergence: Divergence, optimizer: Any) -> list[float]:
-    """The learning rates of an optimizer in the steps that were run again, the highest first."""
+def rates_of(divergence: Divergence, optimizer: Any, group: int | None = None) -> list[float]:
+    """The learning rates of an optimizer, or of one of its groups, in the steps that were run again, highest first."""
     found = {
         float(rate)
         for unit in divergence.trajectory.units
         for end in unit.call.ends
         if end.optimizer() is optimizer
-        for rate in end.rates
-        if rate is not None
+        for at, rate in enumerate(end.rates)
+        if rate is not None and group in (None, at)
     }
     return sorted(found, reverse=True)
 
