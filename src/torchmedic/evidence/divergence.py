@@ -14,9 +14,11 @@ from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.windows import Window
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory
+from torchmedic.replay.trajectory.change import NO_UPDATE, Change
+from torchmedic.replay.trajectory.course import Course, Trajectory
 from torchmedic.replay.trajectory.updates_by_hand import bound_again
 from torchmedic.source.assignments import names_written
+from torchmedic.source.segment.cut import CannotCut
 
 _MAX_UPDATES = 8
 _UPDATES_OF_SLOW_STEPS = 4
@@ -41,7 +43,7 @@ class Divergence:
         self.original = original
         self.still = still  # the losses without any update: what each batch would have given
         self._courses: dict[str, Course | None] = {}  # by the name of the change
-        self.positions = _positions(trajectory, original)
+        self.positions = trajectory.positions(original.losses)
         self.optimizers = _optimizers(trajectory)
         self._scope: Microscope | None = None
         self._is_seen = False
@@ -183,19 +185,6 @@ def _optimizers(trajectory: Trajectory) -> list[Any]:
         if (optimizer := end.optimizer()) is not None
     }
     return list(found.values())
-
-
-def _positions(trajectory: Trajectory, original: Course) -> list[int]:
-    """The steps of the backward call whose loss has gone wrong: a GAN has two."""
-    places = [_place(unit.call) for unit in trajectory.units]
-    bad = next((at for at, loss in enumerate(original.losses) if not math.isfinite(loss)), None)
-    if bad is None:
-        bad = max(range(len(original.losses)), key=lambda at: abs(original.losses[at]))
-    return [position for position, place in enumerate(places) if place == places[bad]]
-
-
-def _place(call: Any) -> tuple[int, int]:
-    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
 
 
 def _has_risen(original: Course, still: Course, factor: float) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import NamedTuple
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -18,7 +18,8 @@ from torchmedic.observe.numbers.windows import Window
 from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
-from torchmedic.replay.trace.microscope import Microscope
+from torchmedic.replay.trace.microscope import Microscope, Op
+from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, changed_gradients
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
@@ -30,27 +31,6 @@ _MAX_SECONDS = 60.0  # of all courses together; on the CPU the time of this thre
 _MAX_WALL_SECONDS = 180.0
 _REPLAY_FACTOR = 4.0  # how many times longer than the step itself a replay is taken to be, before that is known
 _SAME = 1e-3  # relative difference of two losses that count as the same: kernels may add in any order
-
-Gradients = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class Change(NamedTuple):
-    """The one thing that is different from what happened."""
-
-    name: str
-    rate: float = 1.0  # factor of every learning rate
-    only: Any = None  # the optimizer whose rate is meant; None: all
-    group: int | None = None  # of that optimizer, whose rate is meant; None: all
-    warm_up: bool = False  # the rates grow over the steps
-    clip: float | None = None  # largest norm of all gradients
-    gradient: float = 1.0  # factor of every gradient, which is that of the loss
-    options: Mapping[str, Any] = MappingProxyType({})  # of the optimizers
-    without: int | None = None  # step whose batch is left out
-    data: Callable[[dict[str, Any]], None] | None = None  # changes the variables that every step begins with
-
-
-AS_IT_WAS = Change("as it was")
-NO_UPDATE = Change("without any update", rate=0.0)
 
 
 class Course(NamedTuple):
@@ -85,6 +65,7 @@ class Trajectory:
         self._ways: list[Callable[[Unit, Unit | None], bool]] = []  # to run a step; empty once they are settled
         self._first: tuple[float, Gradients] | None = None  # loss and gradients of the first step
         self.reduction = Reduction(1.0)  # of the loss of the first step; filled by `look`
+        self.reduced_at: Op | None = None  # the operation that adds the elements of that loss up; filled by `look`
         self.sign = LossSign(0)  # of the loss of the first step; filled by `look`
         self.seconds = 0.0
         self.why_not = ""
@@ -100,13 +81,20 @@ class Trajectory:
         return self.seconds + courses * one < _MAX_SECONDS
 
     def is_faithful(self, course: Course) -> bool:
-        """Whether the course is what happened."""
+        """Whether the course is what happened, at the backward call whose loss went wrong: a GAN has another."""
         recorded = self.recorded
-        pairs = list(zip(course.losses, recorded, strict=False))
+        asked = set(self.positions(recorded))
+        pairs = [pair for at, pair in enumerate(zip(course.losses, recorded, strict=False)) if at in asked]
         finite = [pair for pair in pairs if math.isfinite(pair[1])]
         end = next((position for position, loss in enumerate(recorded) if not math.isfinite(loss)), len(recorded))
         is_whole = len(finite) > 0 and len(course.losses) >= end
         return is_whole and all(_is_same(now, then) for now, then in pairs)
+
+    def positions(self, losses: Sequence[float]) -> list[int]:
+        """The steps of the backward call whose loss has gone wrong."""
+        worst = max(range(len(losses)), key=lambda at: abs(losses[at]) if math.isfinite(losses[at]) else math.inf)
+        places = [_place(unit.call) for unit in self.units]
+        return [at for at, place in enumerate(places) if place == places[worst]]
 
     def settle(self) -> Course | None:
         """Run the steps as they were, each in the way that repeats its recorded loss.
@@ -124,7 +112,7 @@ class Trajectory:
         """Run the steps. None where that cannot be done; `why_not` says why."""
         started = self._now()
         try:
-            with rewound(self._copy):
+            with rewound(self._copy, with_state=not change.fresh):
                 weights: list[float] = [self._largest_weight()]
                 losses = list(self._losses(change, weights))
         except _Stopped as stop:
@@ -145,6 +133,7 @@ class Trajectory:
             scope.read()
             if played.roots:
                 self.reduction = reduction_of(played.roots[-1])
+                self.reduced_at = scope.op_of(self.reduction.node) if self.reduction.node is not None else None
                 self.sign = sign_of_loss(played.roots[-1], scope)
         return scope
 
@@ -228,13 +217,13 @@ class Trajectory:
         return self._others[id(call)]
 
     def _update(self, unit: Unit, gradients: Gradients, change: Change, position: int) -> None:
-        changed = _changed(gradients, change)
+        changed = changed_gradients(gradients, change)
         started = self._now()
 
         def evaluate() -> tuple[float, Gradients]:
             self._check_time(started)
             loss, found = self._step(unit, change)
-            return loss, _changed(found, change)
+            return loss, changed_gradients(found, change)
 
         share = (position + 1) / len(self.units) if change.warm_up else 1.0
         for end in unit.call.ends:
@@ -250,16 +239,6 @@ class Trajectory:
                 update(optimizer, changed, rates, change.options, evaluate, end.momenta)
             except Exception as error:  # of an optimizer that is called in another way
                 raise _Stopped(f"{type(error).__name__}: {error}"[:200]) from error
-
-
-def _changed(gradients: Gradients, change: Change) -> Gradients:
-    """Gradients as a change wants them."""
-    changed = [(tensor, gradient * change.gradient) for tensor, gradient in gradients]
-    if change.clip is not None:
-        norm = math.sqrt(sum(float(gradient.double().square().sum()) for _, gradient in changed))
-        factor = min(1.0, change.clip / (norm + 1e-6))
-        changed = [(tensor, gradient * factor) for tensor, gradient in changed]
-    return changed
 
 
 @contextlib.contextmanager
@@ -289,6 +268,10 @@ def _taking(step: Step, taken: Gradients) -> Iterator[None]:
                 taken.append((tensor, tensor.grad.detach().clone()))
 
 
+def _place(call: KeptBackward) -> tuple[int, int]:
+    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
+
+
 def _are_finite(gradients: Gradients) -> bool:
     return all(bool(torch.isfinite(gradient).all()) for _, gradient in gradients)
 
@@ -297,6 +280,3 @@ def _is_same(one: float, other: float) -> bool:
     if not math.isfinite(other):
         return not math.isfinite(one)
     return math.isfinite(one) and abs(one - other) <= _SAME * max(abs(one), abs(other), 1e-12)
-
-
-__all__ = ["AS_IT_WAS", "NO_UPDATE", "CannotCut", "Change", "Course", "Trajectory"]

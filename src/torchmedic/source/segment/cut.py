@@ -252,6 +252,15 @@ def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozens
     return frozenset((read_first(segment.statements) | names_fetched(segment)) & names_renewed(frame, line))
 
 
+def makes_loss(frame: FrameType, line: int) -> bool:
+    """Whether a statement that calls backward reads what the statements before it in the same block have made."""
+    try:
+        *before, last = cut(frame, line, None).statements
+    except CannotCut:
+        return False
+    return not names_read(last).isdisjoint({name for statement in before for name in names_written(statement)})
+
+
 def names_renewed(frame: FrameType, line: int) -> set[str]:
     """Names that the loops around a line bind; where there is none, a function is called anew for each step."""
     tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)

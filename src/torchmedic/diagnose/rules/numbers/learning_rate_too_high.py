@@ -18,7 +18,8 @@ from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_o
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location
-from torchmedic.replay.trajectory.course import Change, Course
+from torchmedic.replay.trajectory.change import Change
+from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.optimizers import built_at, rate_set_at, value_written_at
 
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)

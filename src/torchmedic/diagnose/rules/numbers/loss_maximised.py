@@ -21,7 +21,8 @@ from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.numbers.state_copies import parameters_of
 from torchmedic.records import Diagnosis, Grade, Location, Treatment
-from torchmedic.replay.trajectory.course import Change, Course
+from torchmedic.replay.trajectory.change import Change
+from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.optimizers import built_at
 
 

@@ -26,7 +26,7 @@ from torchmedic.evidence.step_data import made_at
 from torchmedic.observe.step.batches import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.trajectory.course import Change
+from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.live_frames import place
 

@@ -17,7 +17,7 @@ from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.trajectory.course import Change
+from torchmedic.replay.trajectory.change import Change
 from torchmedic.source.lookup.optimizers import built_at
 
 
@@ -28,7 +28,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     for optimizer in divergence.optimizers:
         for name, value, usual in _unusual(optimizer):
-            course = divergence.course(Change(f"usual {name}", options={name: usual}))
+            course = divergence.course(Change(f"usual {name}", options={name: usual}, fresh=name != "weight_decay"))
             if course is None or not divergence.turns(course):
                 continue
             draft = begin(
