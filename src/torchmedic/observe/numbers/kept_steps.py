@@ -184,10 +184,12 @@ class KeptBackwards:
             if noted is not None and is_noted and (points or noted[1] != at.f_lasti):
                 points.append(self._point(at, noted[1], len(points) < _MAX_POINTS_WITH_VALUES))
             at = at.f_back
-        user = user_frame(caller) if not points or points[0].code is not caller.f_code else None
-        codes = [point.code for point in points]
-        if user is not None and (not points or (user.f_code not in codes and self._makes_loss(user))):
-            # No forward pass was noted; or that was another one, from further outside: an agent acts, then learns.
+        if not points:
+            user = user_frame(caller)
+        else:  # the forward pass that was noted may be another one, from further outside: an agent acts, then learns
+            user = caller if caller.f_code not in [point.code for point in points] else None
+            user = user if user is not None and user is user_frame(user) and self._makes_loss(user) else None
+        if user is not None:
             points.insert(0, self._point(user, None, True))
         has_names = any(self._names_at(point) for point in points[:_MAX_POINTS_WITH_VALUES])
         self._place, self._same = (None if has_names or sys.gettrace() is not None else place), points

@@ -24,7 +24,7 @@ from torchmedic.observe.step.step_notes import line_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.torch_state import set_version
 from torchmedic.replay.step.iterators import draws_from_iterator
-from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, earlier
@@ -53,8 +53,11 @@ def earlier_step(
     why = CannotCut("the frames of the step before are gone")
     end = past.ends[-1] if to_update and past.ends and past.ends[-1].code is not None else None
     whole = to_update and past.by_hand
-    points = past.points if end is None else [point for point in past.points if point.code is end.code]
+    codes = [point.code for point in past.points]
+    # Where the frame that called the update is gone, the statement of the frame around it is run as a whole.
+    points = past.points[codes.index(end.code) :] if end is not None and end.code in codes else past.points
     for point in points:
+        ends_here = end is not None and point.code is end.code
         live = next((each for each in _outwards(frame) if each.f_code is point.code), None)
         if live is None:
             continue
@@ -65,8 +68,8 @@ def earlier_step(
         kind = functools.partial(EarlierStepRunner, values=values, at=at, present=agent.batches.whole)
         try:
             line = None if point.forward_lasti is None else line_of(point.code, point.forward_lasti)
-            lasti = point.lasti if end is None else end.lasti
-            step = earlier(live, lasti, line, view, kind, include_failing=end is None, whole_turn=whole)
+            lasti = end.lasti if end is not None and ends_here else point.lasti
+            step = earlier(live, lasti, line, view, kind, include_failing=not ends_here, whole_turn=whole)
         except CannotCut as reason:
             why = reason
             continue
@@ -130,9 +133,9 @@ class EarlierStepRunner(Runner):
         bound = Counter(name for statement in self.segment.statements for name in _bound(statement))
         once = {name for name in self._then if bound[name] == 1}  # of others, what was kept may be a later value
         self.frozen = {
-            statement.lineno
+            start_of(statement)
             for statement in self.segment.statements
-            if statement.lineno in made and once >= _bound(statement)
+            if start_of(statement) in made and once >= _bound(statement)
         }
         return bool(self.frozen)
 
@@ -145,7 +148,7 @@ class EarlierStepRunner(Runner):
                 continue
             if not written <= self._then.keys() | lost or not written:
                 return False
-            frozen.add(statement.lineno)
+            frozen.add(start_of(statement))
         self.frozen = frozen
         return True
 

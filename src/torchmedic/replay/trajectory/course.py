@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch.amp.grad_scaler import GradScaler
 
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
@@ -19,6 +17,7 @@ from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope, Op
+from torchmedic.replay.trajectory.around_replay import ending_at, stepping, taking, unscaled
 from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, changed_gradients
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
@@ -30,6 +29,7 @@ from torchmedic.source.segment.cut import CannotCut
 _MAX_SECONDS = 60.0  # of all courses together; on the CPU the time of this thread, as others may take the processor
 _MAX_WALL_SECONDS = 180.0
 _REPLAY_FACTOR = 4.0  # how many times longer than the step itself a replay is taken to be, before that is known
+_EQUAL = 1e-6  # relative difference of two losses that leaves no doubt
 _SAME = 1e-3  # relative difference of two losses that count as the same: kernels may add in any order
 
 
@@ -88,7 +88,7 @@ class Trajectory:
         finite = [pair for pair in pairs if math.isfinite(pair[1])]
         end = next((position for position, loss in enumerate(recorded) if not math.isfinite(loss)), len(recorded))
         is_whole = len(finite) > 0 and len(course.losses) >= end
-        return is_whole and all(_is_same(now, then) for now, then in pairs)
+        return is_whole and all(_difference(now, then) <= _SAME for now, then in pairs)
 
     def positions(self, losses: Sequence[float]) -> list[int]:
         """The steps of the backward call whose loss has gone wrong."""
@@ -127,7 +127,7 @@ class Trajectory:
         step = self.units[0].step
         scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
         with rewound(self._copy):
-            played = step.runner.play(scope, _unscaled())
+            played = step.runner.play(scope, unscaled(), ending_at(stepping(self.units[0])))
             if played.error is not None:
                 return None
             scope.read()
@@ -168,20 +168,30 @@ class Trajectory:
         return max((float(tensor.detach().abs().amax()) for tensor in tensors), default=0.0)
 
     def _settled(self, position: int, change: Change) -> tuple[float, Gradients]:
-        """A step in the first way that repeats its recorded loss; plainly, where none does."""
+        """A step in the way that comes nearest to its recorded loss: to new weights most batches are nearly alike."""
         unit = self.units[position]
         previous = self.units[position - 1] if position else None
+        runner = unit.step.runner
+        state = (runner.frozen, unit.call.rng, unit.call.device_marks)
+        found: list[tuple[float, Callable[[Unit, Unit | None], bool], tuple[float, Gradients]]] = []
         for way in self._ways:
+            runner.frozen, unit.call.rng, unit.call.device_marks = state
             if not way(unit, previous):
                 continue
-            loss, gradients = self._step(unit, change)
-            if unit.call.loss is None or _is_same(loss, unit.call.loss):
-                break
-        return loss, gradients
+            step = self._step(unit, change)
+            difference = _difference(step[0], unit.call.loss)
+            if difference <= _EQUAL:
+                return step
+            found.append((difference, way, step))
+        _, way, step = min(found, key=lambda each: each[0])
+        runner.frozen, unit.call.rng, unit.call.device_marks = state
+        way(unit, previous)
+        return step
 
     def _step(self, unit: Unit, change: Change) -> tuple[float, Gradients]:
         total: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        played = self._play(unit.step, change, total, by_hand=unit.call.by_hand and unit.is_update)
+        by_hand = unit.call.by_hand and unit.is_update
+        played = self._play(unit.step, change, total, by_hand=by_hand, until=stepping(unit))
         roots = [root for root in played.roots if root.numel() == 1]
         loss = float(roots[-1].detach().item()) if roots else math.nan
         outside = max(0, len(unit.before) + 1 - len(played.backward_calls))
@@ -194,11 +204,18 @@ class Trajectory:
         return loss, list(total.values())
 
     def _play(
-        self, step: Step, change: Change, total: dict[int, tuple[torch.Tensor, torch.Tensor]], *, by_hand: bool = False
+        self,
+        step: Step,
+        change: Change,
+        total: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        *,
+        by_hand: bool = False,
+        until: Any = None,
     ) -> ReplayResult:
         taken: Gradients = []
-        collect = taking_moves if by_hand else _taking
-        played = step.runner.play(collect(step, taken), _unscaled(), change=change.data, keep_graphs=False)
+        collect = taking_moves if by_hand else taking
+        contexts = (collect(step, taken), unscaled(), ending_at(until))
+        played = step.runner.play(*contexts, change=change.data, keep_graphs=False)
         if played.error is not None:
             raise _Stopped(f"{type(played.error).__name__}: {played.error}"[:200])
         if by_hand:
@@ -241,31 +258,8 @@ class Trajectory:
                 raise _Stopped(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-@contextlib.contextmanager
-def _unscaled() -> Iterator[None]:
-    """Leave the factor of a GradScaler out: the updates were made with gradients that it had been taken from again."""
-    scale = GradScaler.scale
-    GradScaler.scale = lambda scaler, outputs: outputs  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        GradScaler.scale = scale  # type: ignore[method-assign]
-
-
 class _Stopped(Exception):
     """The steps cannot be run again."""
-
-
-@contextlib.contextmanager
-def _taking(step: Step, taken: Gradients) -> Iterator[None]:
-    """Take the gradients of a replay, at the last moment at which they are there."""
-    try:
-        yield
-    finally:
-        trained = {id(tensor): tensor for tensor in [*step.runner.parameters, *step.runner.loose_leaves]}
-        for tensor in trained.values():
-            if tensor.grad is not None and tensor.grad.layout is torch.strided:
-                taken.append((tensor, tensor.grad.detach().clone()))
 
 
 def _place(call: KeptBackward) -> tuple[int, int]:
@@ -276,7 +270,9 @@ def _are_finite(gradients: Gradients) -> bool:
     return all(bool(torch.isfinite(gradient).all()) for _, gradient in gradients)
 
 
-def _is_same(one: float, other: float) -> bool:
-    if not math.isfinite(other):
-        return not math.isfinite(one)
-    return math.isfinite(one) and abs(one - other) <= _SAME * max(abs(one), abs(other), 1e-12)
+def _difference(one: float, other: float | None) -> float:
+    """The relative difference of two losses; 0 where neither is finite, or the second is not known."""
+    if other is None or (not math.isfinite(one) and not math.isfinite(other)):
+        return 0.0
+    difference = abs(one - other) / max(abs(one), abs(other), 1e-12)
+    return difference if math.isfinite(difference) else math.inf

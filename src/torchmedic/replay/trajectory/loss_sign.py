@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.replay.trace.microscope import Microscope, Op
+from torchmedic.replay.trace.microscope import Microscope, Op, Spot
+from torchmedic.source.live_frames import expressions
 
 _MAX_NODES = 200
 _MAX_NODES_TO_DATA = 6
@@ -50,7 +52,7 @@ class _Signs:
         if made is None or made.spot is None:
             return LossSign(sign, self._are_errors)
         turned = [op for node in self._turns if (op := self._op(node)) is not None and op.spot is not None]
-        near = [op for op in turned if op.spot is not None and op.spot[::5] == made.spot[::5]]  # file and function
+        near = [op for op in turned if op.spot is not None and _is_near(op.spot, made.spot)]
         return LossSign(sign, self._are_errors, near[0] if near else made)
 
     def _op(self, node: Any) -> Op | None:
@@ -113,6 +115,14 @@ class _Signs:
         if sign < 0:
             self._turns.append(node)
         return sign * self._of(inner)
+
+
+def _is_near(spot: Spot, loss: Spot) -> bool:
+    """Whether an expression turns a sign as its text says, in the function that makes the loss."""
+    if (spot.file, spot.function) != (loss.file, loss.function):
+        return False
+    span = (spot.line, spot.column, spot.end_line, spot.end_column)
+    return any(isinstance(node, ast.UnaryOp | ast.BinOp) for node in expressions(spot.file).get(span, ()))
 
 
 def _is_from_data(node: Any) -> bool:

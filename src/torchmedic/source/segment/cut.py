@@ -249,7 +249,11 @@ def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozens
         segment = cut(frame, line, forward_line)
     except CannotCut:
         return frozenset()
-    return frozenset((read_first(segment.statements) | names_fetched(segment)) & names_renewed(frame, line))
+    code = frame.f_code
+    given = set(
+        code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    )  # anew, where the function is called again
+    return frozenset((read_first(segment.statements) | names_fetched(segment)) & (names_renewed(frame, line) | given))
 
 
 def makes_loss(frame: FrameType, line: int) -> bool:

@@ -57,7 +57,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} {outcome}",
         grade=grade,
     )
-    cause = _location(evidence, optimizer, rate)
+    cause = _location(evidence, optimizer, rate, group)
     draft.at(cause)
     draft.at(value_written_at(rate, cause, f"the value {rate:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
@@ -133,11 +133,11 @@ def _rounded(rate: float) -> str:
     return f"{rate:.1g}" if rate >= 1e-4 else f"{rate:.0e}"
 
 
-def _location(evidence: NumbersEvidence, optimizer: Any, rate: float) -> Location | None:
+def _location(evidence: NumbersEvidence, optimizer: Any, rate: float, group: int | None) -> Location | None:
     label = f"the learning rate is {rate:.6g}"
     given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
     is_built = any(each is not None and rate <= float(each) * 1.001 for each in given)
     by = evidence.agent.clock.constructions.get(optimizer)
     if is_built:
-        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate)
-    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate)
+        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
+    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
