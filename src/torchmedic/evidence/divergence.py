@@ -6,6 +6,7 @@ nothing is claimed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import FrameType
 from typing import Any
@@ -25,12 +26,14 @@ _UPDATES_OF_SLOW_STEPS = 4
 _MAX_COURSES = 12
 _MIN_COURSES = 3  # without which nothing can be told
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
+_GROWN_SLOWLY = 1.2  # times that loss, where it is known that the loss grows over many more updates
 _GROWN_BEYOND_DOUBT = 100.0  # times that loss: no overshoot of a healthy start
 _GROWN_FOR_LONG = 8.0  # times the largest of those losses, where the loss has not come back for many updates
 _GROWN_WEIGHTS = 10.0
 _BOUND = 1.1  # times that loss: a course that stays below has not grown
 _OUTLIER = 30.0  # times the usual loss of a batch
 _MIN_FALLS = 3  # of a loss below zero
+_MIN_RATIOS = 4
 _STILL = 0.02  # of the loss: a change that is none
 _SEVERAL_BOUND = 3.0  # with several optimizers, of which one may train against the other
 
@@ -147,12 +150,14 @@ class Divergence:
         if self.is_falling or _has_risen(self.original, self.still, _GROWN_BEYOND_DOUBT):
             return True
         now, before = self.losses(self.original), self.losses(self.still)
-        return for_long and max(map(abs, now)) > _GROWN_FOR_LONG * max(map(abs, before))
+        if for_long and max(map(abs, now)) > _GROWN_FOR_LONG * max(map(abs, before)):
+            return True
+        return len(set(self.positions)) == len(self.trajectory.units) and _grows_steadily(now, before)
 
     @property
     def has_grown(self) -> bool:
         """Whether the loss or the weights grew at all in these steps: a loss below zero may only have kept falling."""
-        return _has_grown(self.original, self.still)
+        return _has_grown(self.original, self.still, _GROWN)
 
     @property
     def has_outlier(self) -> bool:
@@ -192,8 +197,8 @@ def _has_risen(original: Course, still: Course, factor: float) -> bool:
     return any(math.isfinite(now) and abs(now) > factor * abs(before) + 1e-6 for now, before in pairs)
 
 
-def _has_grown(original: Course, still: Course) -> bool:
-    if _has_risen(original, still, _GROWN):
+def _has_grown(original: Course, still: Course, factor: float) -> bool:
+    if _has_risen(original, still, factor):
         return True
     return any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights)  # NaN is not either
 
@@ -215,22 +220,33 @@ def _may_have_grown(window: Window) -> bool:
     return False
 
 
+def _grows_steadily(now: list[float], before: list[float]) -> bool:
+    """Whether every update adds to a loss, so that the last ones are notably larger."""
+    ratios = [one / other for one, other in zip(now, before, strict=False) if other > 0][1:]
+    rises = sum(later > earlier for earlier, later in itertools.pairwise(ratios))
+    is_steady = len(ratios) >= _MIN_RATIOS and min(ratios) > 1 and rises >= len(ratios) - 2
+    return is_steady and ratios[-1] > _GROWN_SLOWLY
+
+
 def divergence_of(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
     """The last steps, if the loss has grown in them; else None, and why they cannot be run again."""
     memory = agent.finite.memory
     why = memory.refused
     for window in memory.windows():
         updates = any(call.ends or call.by_hand for call in window.calls)
-        if len(window.calls) < 2 or not updates or not _may_have_grown(window):
+        is_known = memory.is_lost or memory.is_far  # the loss has grown, if not in these steps
+        if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
             continue
-        found, reason = _run_again(window, frame, agent)
+        found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
         if found is not None:
             return found, ""
         why = why or reason
     return None, why
 
 
-def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
+def _run_again(
+    window: Window, frame: FrameType | None, agent: StepContext, grown: float
+) -> tuple[Divergence | None, str]:
     try:
         trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
         if not trajectory.is_affordable(_MAX_COURSES):
@@ -252,7 +268,7 @@ def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> t
     if still is None or not still.is_finite:
         return None, trajectory.why_not or "the loss is not finite with the weights of before either"
     found = Divergence(trajectory, original, still)
-    if not found.has_grown and not (found.is_falling and _keeps_falling(found)):
+    if not _has_grown(original, still, grown) and not (found.is_falling and _keeps_falling(found)):
         return None, "the loss did not grow"
     return found, ""
 

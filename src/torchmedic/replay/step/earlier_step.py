@@ -74,6 +74,7 @@ def earlier_step(
             why = reason
             continue
         assert isinstance(step.runner, EarlierStepRunner)
+        step.runner.is_one_call = end is not None and not ends_here
         lost = step.runner.lost
         if whole:  # what follows the backward call may count and print; whether the loss repeats is looked at
             lost = {name for name in lost if not isinstance(live.f_locals.get(name), int | float | str)}
@@ -94,6 +95,7 @@ class EarlierStepRunner(Runner):
 
     def __init__(self, *args: Any, values: dict[str, Any], at: int, present: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.is_one_call = False  # the last statement runs all of the step
         self._at = at  # the line of the frame when the variables were kept
         self._past = self._batch
         self._present = present
@@ -122,7 +124,7 @@ class EarlierStepRunner(Runner):
             is_data = isinstance(value, _DATA) or hasattr(type(value), "__array_interface__")
             if any(not tensor.requires_grad for tensor in tensors) or (not tensors and is_data):
                 lost.add(name)  # what is trained is not data, and is set back by other means
-        for statement in self.segment.statements:
+        for statement in self.segment.statements[: -1 if self.is_one_call else None]:
             if draws_from_iterator(statement, namespace) or reusable_result(statement, self.segment.statements, known):
                 lost |= {name for name in names_written(statement) if name not in self._then and name in known}
         return lost
