@@ -23,6 +23,7 @@ class Growth(NamedTuple):
     """One line's values, growing by about the same factor each time that the line runs."""
 
     spot: Spot
+    kind: str  # of the operation
     turns: int
     factor: float  # per turn
     first: float
@@ -69,7 +70,9 @@ def _growth(
     spot = scope.spot_of(ops[-1])
     assert spot is not None
     gains = [gain for op in ops[start:end] if (gain := _gain(scope, op)) is not None]
-    growth = Growth(spot, len(finite), total ** (1 / len(ratios)), finite[0], finite[-1], is_gradient, weights)
+    growth = Growth(
+        spot, ops[-1].kind, len(finite), total ** (1 / len(ratios)), finite[0], finite[-1], is_gradient, weights
+    )
     return (median(gains) if gains else 1.0), growth
 
 

@@ -145,7 +145,15 @@ class Trajectory:
             if position == 0 and is_plain and self._first is not None:
                 loss, gradients = self._first
             else:
-                loss, gradients = self._settled(position, change) if self._ways else self._step(unit, change)
+                try:
+                    loss, gradients = self._settled(position, change) if self._ways else self._step(unit, change)
+                except _Stopped as stop:
+                    if position == 0:
+                        raise
+                    # A sampler or a check of the script may refuse what the updates have made of the weights.
+                    self.why_not = str(stop)
+                    yield math.nan
+                    return
                 if position == 0 and is_plain:
                     self._first = (loss, gradients)
             yield loss
