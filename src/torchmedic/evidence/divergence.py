@@ -232,7 +232,10 @@ def divergence_of(frame: FrameType | None, agent: StepContext) -> tuple[Divergen
     """The last steps, if the loss has grown in them; else None, and why they cannot be run again."""
     memory = agent.finite.memory
     why = memory.refused
-    for window in memory.windows():
+    windows = memory.windows()
+    if windows and (windows[-1].calls[-1].loss or 0.0) < 0:
+        windows.reverse()  # of a loss below zero, the terms that made it so decide by now
+    for window in windows:
         updates = any(call.ends or call.by_hand for call in window.calls)
         is_known = memory.is_lost or memory.is_far  # the loss has grown, if not in these steps
         if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):

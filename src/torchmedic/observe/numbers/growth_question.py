@@ -26,7 +26,7 @@ class GrowthQuestion:
         is_new_for_long = memory.is_far and not self._is_asked_for_long
         if not is_new and not is_new_for_long:
             return self._settled() if self._tentative is not None else None
-        self._is_asked, self._is_asked_for_long = True, memory.is_far
+        self._is_asked, self._is_asked_for_long = memory.is_lost, memory.is_far
         found = examine()
         if is_new_for_long:
             memory.forget_far()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -132,12 +131,13 @@ class EarlierStepRunner(Runner):
     def freeze_data(self) -> bool:
         """Take over the data of the step in place of making it again; False where none of it was kept."""
         made = self.play(keep_graphs=False, backward=False).made_data
-        bound = Counter(name for statement in self.segment.statements for name in _bound(statement))
-        once = {name for name in self._then if bound[name] == 1}  # of others, what was kept may be a later value
+        last = {name: start_of(statement) for statement in self.segment.statements for name in _bound(statement)}
         self.frozen = {
             start_of(statement)
             for statement in self.segment.statements
-            if start_of(statement) in made and once >= _bound(statement)
+            if start_of(statement) in made
+            # What was kept of a variable is what the last statement that binds it gave.
+            and all(name in self._then and last[name] == start_of(statement) for name in _bound(statement))
         }
         return bool(self.frozen)
 

@@ -48,7 +48,8 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     outcome = divergence.outcome(tried[-1][1])
     rate, lower = rates[0], _rounded(rates[0] * factor)
-    grade: Grade = "likely" if is_ordinary_rate(divergence) and factor < _LAST_ORDINARY else "proven"
+    is_whole_cause = factor >= _LAST_ORDINARY and not _has_endless_velocity(optimizer)
+    grade: Grade = "proven" if is_whole_cause or not is_ordinary_rate(divergence) else "likely"
     draft = begin(
         check,
         evidence,
@@ -126,6 +127,11 @@ def _to_blame(divergence: Divergence, tried: Tried) -> tuple[Any, int | None, Tr
         if len(turning) == 1:
             return optimizer, *turning[0]
     return optimizer, None, tried
+
+
+def _has_endless_velocity(optimizer: Any) -> bool:
+    momenta = [group.get("momentum") for group in optimizer.param_groups]
+    return any(isinstance(momentum, int | float) and momentum >= 1 for momentum in momenta)
 
 
 def _rounded(rate: float) -> str:
