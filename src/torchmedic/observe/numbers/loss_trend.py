@@ -10,7 +10,7 @@ _LOST = 1e4  # times the smallest of the first losses
 _LOST_SIZE = 100.0
 _FAR = 8.0  # times the lowest level that the loss has had
 _FAR_OF_FIRST = 0.5  # of the first loss: all that was learned is lost
-_FAR_BELOW_ZERO = 8.0  # times the size of the first losses
+_FAR_BELOW_ZERO = 8.0  # times the size of the first loss
 _DIP = 1  # updates with a far loss that one with an ordinary loss outweighs: most of the losses must be far
 
 
@@ -42,5 +42,5 @@ class LossTrend:
         """Whether a loss is far above its lowest level and its beginning, or far below zero."""
         first = self._first[0]
         if loss < 0:
-            return loss < -_FAR_BELOW_ZERO * max(1.0, *map(abs, self._first))
+            return loss < -_FAR_BELOW_ZERO * max(1.0, abs(first))
         return min(self._first) > 0 and loss > max(_FAR * self._lowest, _FAR_OF_FIRST * first)
