@@ -6,27 +6,34 @@ nothing is claimed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import FrameType
 from typing import Any
 
 from torchmedic.observe.context import StepContext
-from torchmedic.observe.numbers.step_memory import Window
+from torchmedic.observe.numbers.windows import Window
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.course import NO_UPDATE, CannotCut, Change, Course, Trajectory
+from torchmedic.replay.trajectory.change import NO_UPDATE, Change
+from torchmedic.replay.trajectory.course import Course, Trajectory
 from torchmedic.replay.trajectory.updates_by_hand import bound_again
 from torchmedic.source.assignments import names_written
+from torchmedic.source.segment.cut import CannotCut
 
 _MAX_UPDATES = 8
 _UPDATES_OF_SLOW_STEPS = 4
 _MAX_COURSES = 12
 _MIN_COURSES = 3  # without which nothing can be told
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
+_GROWN_SLOWLY = 1.2  # times that loss, where it is known that the loss grows over many more updates
 _GROWN_BEYOND_DOUBT = 100.0  # times that loss: no overshoot of a healthy start
+_GROWN_FOR_LONG = 8.0  # times the largest of those losses, where the loss has not come back for many updates
 _GROWN_WEIGHTS = 10.0
 _BOUND = 1.1  # times that loss: a course that stays below has not grown
 _OUTLIER = 30.0  # times the usual loss of a batch
+_MIN_FALLS = 3  # of a loss below zero
+_MIN_RATIOS = 4
 _STILL = 0.02  # of the loss: a change that is none
 _SEVERAL_BOUND = 3.0  # with several optimizers, of which one may train against the other
 
@@ -39,7 +46,7 @@ class Divergence:
         self.original = original
         self.still = still  # the losses without any update: what each batch would have given
         self._courses: dict[str, Course | None] = {}  # by the name of the change
-        self.positions = _positions(trajectory, original)
+        self.positions = trajectory.positions(original.losses)
         self.optimizers = _optimizers(trajectory)
         self._scope: Microscope | None = None
         self._is_seen = False
@@ -84,8 +91,11 @@ class Divergence:
         return [course.losses[position] for position in self.positions if position < len(course.losses)]
 
     def turns(self, course: Course | None) -> bool:
-        """Whether the loss stays finite and falls, batch by batch, below what the weights of before gave."""
-        if course is None or not course.is_finite or len(course.losses) < len(self.still.losses):
+        """Whether the loss stays finite and falls, batch by batch, below what the weights of before gave.
+
+        A loss that ran away downwards falls in any case: nothing is proven by that.
+        """
+        if course is None or self.is_falling or not course.is_finite or len(course.losses) < len(self.still.losses):
             return False
         pairs = list(zip(self.losses(course), self.losses(self.still), strict=True))
         several = len(self.optimizers) > 1
@@ -131,10 +141,23 @@ class Divergence:
         finite = [loss for loss in losses if math.isfinite(loss)]
         return len(finite) > 1 and finite[-1] < 0 and finite[-1] < finite[0]
 
+    def is_beyond_doubt(self, *, for_long: bool) -> bool:
+        """Whether training was lost in these steps.
+
+        Args:
+            for_long: Whether the loss has not come back to its level for many updates since.
+        """
+        if self.is_falling or _has_risen(self.original, self.still, _GROWN_BEYOND_DOUBT):
+            return True
+        now, before = self.losses(self.original), self.losses(self.still)
+        if for_long and max(map(abs, now)) > _GROWN_FOR_LONG * max(map(abs, before)):
+            return True
+        return len(set(self.positions)) == len(self.trajectory.units) and _grows_steadily(now, before)
+
     @property
-    def is_beyond_doubt(self) -> bool:
-        """Whether the loss grew so much in these steps that training was lost in them."""
-        return _has_risen(self.original, self.still, _GROWN_BEYOND_DOUBT)
+    def has_grown(self) -> bool:
+        """Whether the loss or the weights grew at all in these steps: a loss below zero may only have kept falling."""
+        return _has_grown(self.original, self.still, _GROWN)
 
     @property
     def has_outlier(self) -> bool:
@@ -169,26 +192,13 @@ def _optimizers(trajectory: Trajectory) -> list[Any]:
     return list(found.values())
 
 
-def _positions(trajectory: Trajectory, original: Course) -> list[int]:
-    """The steps of the backward call whose loss has gone wrong: a GAN has two."""
-    places = [_place(unit.call) for unit in trajectory.units]
-    bad = next((at for at, loss in enumerate(original.losses) if not math.isfinite(loss)), None)
-    if bad is None:
-        bad = max(range(len(original.losses)), key=lambda at: abs(original.losses[at]))
-    return [position for position, place in enumerate(places) if place == places[bad]]
-
-
-def _place(call: Any) -> tuple[int, int]:
-    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
-
-
 def _has_risen(original: Course, still: Course, factor: float) -> bool:
     pairs = zip(original.losses, still.losses, strict=False)
     return any(math.isfinite(now) and abs(now) > factor * abs(before) + 1e-6 for now, before in pairs)
 
 
-def _has_grown(original: Course, still: Course) -> bool:
-    if _has_risen(original, still, _GROWN):
+def _has_grown(original: Course, still: Course, factor: float) -> bool:
+    if _has_risen(original, still, factor):
         return True
     return any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights)  # NaN is not either
 
@@ -199,7 +209,7 @@ def _may_have_grown(window: Window) -> bool:
     finite = [abs(loss) for loss in losses if math.isfinite(loss)]
     if not finite or not math.isfinite(losses[0]):
         return False
-    if max(finite) > _GROWN / 2 * finite[0]:
+    if max(finite) > _GROWN / 2 * finite[0] or max(losses[1:], default=0.0) < 0:
         return True
     for reference, value in window.copy.tensors:
         tensor = reference()
@@ -210,22 +220,36 @@ def _may_have_grown(window: Window) -> bool:
     return False
 
 
+def _grows_steadily(now: list[float], before: list[float]) -> bool:
+    """Whether every update adds to a loss, so that the last ones are notably larger."""
+    ratios = [one / other for one, other in zip(now, before, strict=False) if other > 0][1:]
+    rises = sum(later > earlier for earlier, later in itertools.pairwise(ratios))
+    is_steady = len(ratios) >= _MIN_RATIOS and min(ratios) > 1 and rises >= len(ratios) - 2
+    return is_steady and ratios[-1] > _GROWN_SLOWLY
+
+
 def divergence_of(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
     """The last steps, if the loss has grown in them; else None, and why they cannot be run again."""
     memory = agent.finite.memory
     why = memory.refused
-    for window in memory.windows():
+    windows = memory.windows()
+    if windows and (windows[-1].calls[-1].loss or 0.0) < 0:
+        windows.reverse()  # of a loss below zero, the terms that made it so decide by now
+    for window in windows:
         updates = any(call.ends or call.by_hand for call in window.calls)
-        if len(window.calls) < 2 or not updates or not _may_have_grown(window):
+        is_known = memory.is_lost or memory.is_far  # the loss has grown, if not in these steps
+        if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
             continue
-        found, reason = _run_again(window, frame, agent)
+        found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
         if found is not None:
             return found, ""
         why = why or reason
     return None, why
 
 
-def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
+def _run_again(
+    window: Window, frame: FrameType | None, agent: StepContext, grown: float
+) -> tuple[Divergence | None, str]:
     try:
         trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
         if not trajectory.is_affordable(_MAX_COURSES):
@@ -246,6 +270,13 @@ def _run_again(window: Window, frame: FrameType | None, agent: StepContext) -> t
     still = trajectory.run(NO_UPDATE)
     if still is None or not still.is_finite:
         return None, trajectory.why_not or "the loss is not finite with the weights of before either"
-    if not _has_grown(original, still):
+    found = Divergence(trajectory, original, still)
+    if not _has_grown(original, still, grown) and not (found.is_falling and _keeps_falling(found)):
         return None, "the loss did not grow"
-    return Divergence(trajectory, original, still), ""
+    return found, ""
+
+
+def _keeps_falling(divergence: Divergence) -> bool:
+    """Whether every update takes a loss that is below zero further down."""
+    pairs = list(zip(divergence.losses(divergence.original), divergence.losses(divergence.still), strict=False))[1:]
+    return len(pairs) >= _MIN_FALLS and all(now < before < 0 for now, before in pairs if math.isfinite(now))

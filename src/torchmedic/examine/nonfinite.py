@@ -97,7 +97,8 @@ def _explain_growth(
     if divergence is None:
         diagnosis = ask(evidence, registry.DIVERGED)
         return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
-    diagnosis = ask(evidence, registry.RUNAWAY) if divergence.is_beyond_doubt else None
+    is_beyond_doubt = divergence.is_beyond_doubt(for_long=agent.finite.memory.is_far)
+    diagnosis = ask(evidence, registry.RUNAWAY) if is_beyond_doubt else None
     if diagnosis is None or diagnosis.grade != "proven":
         return None
     # A batch of another scale may be meant, and training may recover from it.

@@ -83,10 +83,14 @@ def test_losses_that_a_loop_adds_up() -> None:
     rows = torch.randn(20, 3)
     weight = torch.randn(3, requires_grad=True)
     losses = [(row @ weight).square() for row in rows]
-    assert reduction_of(sum(losses, torch.zeros(()))) == (20, True)
+    total = sum(losses, torch.zeros(()))
+    assert reduction_of(total) == (20, total.grad_fn)
     assert reduction_of(sum(losses, torch.zeros(())) / 20).elements == 1
     assert reduction_of(sum((loss / 20 for loss in losses), torch.zeros(()))).elements == 1
-    assert not reduction_of(losses[0] + losses[1]).is_loop
+    assert reduction_of(losses[0] + losses[1]).node is None
+    pairs = torch.randn(20, 5, 3)
+    sums = [(pair @ weight).square().sum() for pair in pairs]
+    assert reduction_of(sum(sums, torch.zeros(()))).elements == 100
 
 
 def test_an_optimizer_that_asks_for_the_loss() -> None:

@@ -53,6 +53,7 @@ class OptimizerHooks:
         self._forward.expect()
         step.clock.optimizer_built(optimizer, construction(sys._getframe(1), type(optimizer)))
         step.habits.optimizer_built(optimizer, sys._getframe(1))
+        step.notes.optimizer_built()
         if step.leaks is not None:
             step.leaks.mark("trial", sys._getframe(1))
         step.begins(user_frame(sys._getframe(1)))  # the first step of a loop that has no loader begins about here

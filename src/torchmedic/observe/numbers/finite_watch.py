@@ -35,11 +35,12 @@ from torchmedic.observe.numbers.finite_checks import (
     with_gradient,
     witness_of,
 )
+from torchmedic.observe.numbers.growth_question import GrowthQuestion
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
 from torchmedic.observe.numbers.losses import Losses
 from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.observe.numbers.weight_copies import Rewind
-from torchmedic.observe.stages import Finding
+from torchmedic.observe.stages import Finding, UpdateStage
 from torchmedic.source.objects.finite import is_finite
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 _MAX_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
 _MAX_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
-_UPDATES_WITHOUT_HOPE = 24  # in a row with a loss that is far too large, after which nobody waits for a recovery
 _MAX_SKIPPED = 25  # steps in a row that GradScaler skips at all
 
 
@@ -59,6 +59,7 @@ class FiniteWatch:
         self._examiner = examiner
         self._rewind = rewind
         self.memory = StepMemory(kept_backwards, rewind)
+        self._question = GrowthQuestion(self.memory)
         self.on = True
         self.losses = Losses(kept_backwards, self.memory, examiner.mark)
         self.scaled = self.losses.scaled
@@ -68,8 +69,6 @@ class FiniteWatch:
         self._finding: Finding | None = None
         self._witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
         self._examined = 0
-        self._tentative: Finding | None = None  # of a loss that may recover
-        self._is_asked = False  # about a loss that is finite and much too large
         self.steps = 0  # updates of any optimizer
         self._skipped_bad = 0
         self._roots: list[weakref.ref[torch.Tensor]] = []
@@ -111,6 +110,7 @@ class FiniteWatch:
             self.memory.note_leaves(call, roots)
             if not self.losses.last_is_bad:
                 self.memory.backward_by_hand_begins(call, key)
+                self._ask_about_growth(None, frame, "backward")
 
     def sampled_out_backward_begins(self, roots: Sequence[torch.Tensor], step: int) -> None:
         """A backward begins in a short step that is sampled out."""
@@ -204,17 +204,11 @@ class FiniteWatch:
         loss = losses.last[-1] if losses.last else None
         self.memory.update_begins(optimizer, optimizers, frame, self.steps, losses.key, loss)
         losses.ceiling = self.memory.ceiling
-        found = None
-        if self.memory.is_lost and not self._is_asked:
-            self._is_asked = True
-            found = self._examiner.examine(optimizer, frame, "growth", "step")
-            if found is not None and found.is_tentative:
-                self._tentative, found = found, None
-        elif self._tentative is not None:
-            if not self.memory.lost_updates:
-                self._tentative = None  # training has recovered
-            elif self.memory.lost_updates >= _UPDATES_WITHOUT_HOPE:
-                found = self._tentative
+        return self._ask_about_growth(optimizer, frame, "step")
+
+    def _ask_about_growth(self, optimizer: Any, frame: FrameType, stage: UpdateStage) -> bool:
+        """Whether the loss was found to have run away."""
+        found = self._question.answer(lambda: self._examiner.examine(optimizer, frame, "growth", stage))
         if found is not None:
             self._publish(found)
         return found is not None

@@ -122,6 +122,7 @@ class KeptBackwards:
         self._batches = batches
         self._clock = clock
         self._names: dict[tuple[int, int, int | None], tuple[CodeType, tuple[str, ...]]] = {}
+        self._own_losses: dict[tuple[int, int], tuple[CodeType, bool]] = {}
         self._place: tuple[int, int, int, int] | None = None
         self._same: list[Point] = []
         self._thin: list[Point] = []
@@ -184,12 +185,25 @@ class KeptBackwards:
             if noted is not None and is_noted and (points or noted[1] != at.f_lasti):
                 points.append(self._point(at, noted[1], len(points) < _MAX_POINTS_WITH_VALUES))
             at = at.f_back
-        user = user_frame(caller) if not points else None
+        if not points:
+            user = user_frame(caller)
+        else:  # the forward pass that was noted may be another one, from further outside: an agent acts, then learns
+            user = caller if caller.f_code not in [point.code for point in points] else None
+            user = user if user is not None and user is user_frame(user) and self._makes_loss(user) else None
         if user is not None:
-            points = [self._point(user, None, True)]
+            points.insert(0, self._point(user, None, True))
         has_names = any(self._names_at(point) for point in points[:_MAX_POINTS_WITH_VALUES])
         self._place, self._same = (None if has_names or sys.gettrace() is not None else place), points
         return points
+
+    def _makes_loss(self, frame: FrameType) -> bool:
+        """Whether a frame that calls backward also computes the loss; asked once per place in the code."""
+        key = (id(frame.f_code), frame.f_lasti)
+        if key not in self._own_losses:
+            from torchmedic.source.segment.cut import makes_loss
+
+            self._own_losses[key] = (frame.f_code, makes_loss(frame, frame.f_lineno))
+        return self._own_losses[key][1]
 
     def _names_at(self, point: Point) -> tuple[str, ...]:
         found = self._names.get((id(point.code), point.lasti, point.forward_lasti))

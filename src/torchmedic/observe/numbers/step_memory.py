@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic, thread_time
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwa
 from torchmedic.observe.numbers.loss_trend import RISE, LossTrend
 from torchmedic.observe.numbers.state_copies import Copy, NoRoom, parameters_of, take_copy
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
+from torchmedic.observe.numbers.windows import Window, windows_of
 from torchmedic.source.objects.graph import leaves_behind
 
 _FREE_SECONDS = 0.05  # that keeping may take in any case
@@ -39,14 +40,7 @@ _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_LEAF_BYTES = 1 << 20  # of the tensors that one call of a loop without an optimizer trains
 _MAX_TRENDS = 16
 _UPDATES_OF_LOST_TRAINING = 6  # in a row
-
-
-class Window(NamedTuple):
-    """A copy, and the backward calls that followed it without a gap."""
-
-    copy: Copy
-    calls: list[KeptBackward]
-    reaches_present: bool  # the last of them is the last that there was
+_UPDATES_OF_FAR_LOSS = 48  # after which training is not expected to recover
 
 
 class StepMemory:
@@ -75,24 +69,14 @@ class StepMemory:
         self.ceiling = inf  # a loss above it is worth a closer look
         self.lost_updates = 0  # in a row, until now, whose loss was far beyond the first ones
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
+        self.is_far = False  # the loss left its earlier level long ago, and did not come back
+        self._pinned: list[Window] = []  # what can be run again of the updates in which the loss left its level
         self.refused = ""  # why there are no copies
 
     def windows(self) -> list[Window]:
         """What can be run again: from the beginning of training, then from the older copies on."""
-        found = []
-        calls = [call for call in self._kept.calls if not call.is_sampled_out]
-        recent = [call for call in calls if not call.is_repeated or call is calls[-1]]
-        for copy in (self._start, *self._copies, self._risen):
-            if copy is None or not copy.tensors:
-                continue
-            first = self._first if copy is self._start else []
-            known = {id(call): call for call in [*first, *recent] if call.update >= copy.update}
-            calls = _without_gap(list(known.values()), copy.update)
-            if calls:
-                found.append(
-                    Window(_renewed(copy, calls[0], recent[-1]), calls, bool(recent) and calls[-1] is recent[-1])
-                )
-        return found
+        copies = (self._start, *self._copies, self._risen)
+        return [*self._pinned, *windows_of(copies, self._kept.calls, self._first)]
 
     def record(self, frame: FrameType, update: int) -> KeptBackward | None:
         """Keep a backward call whose loss was read at once; None where there is no time for that.
@@ -185,21 +169,35 @@ class StepMemory:
         """Note the size of a loss; whether it is many times its usual size."""
         if loss is None:
             return False
-        size = abs(loss)
         trend = self._trends.get(place)
         if trend is None:
             if len(self._trends) < _MAX_TRENDS:
-                self._trends[place] = LossTrend(size)
+                self._trends[place] = LossTrend(loss)
             return False
-        rises = trend.note(size)
+        rises = trend.note(loss)
         self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
         ceiling = RISE * trend.usual
+        if len(self._trends) == 1 and not self.is_far:  # a loss of several may rise because another falls, as of a GAN
+            self._note_far(trend.far)
+            ceiling = 0.0 if trend.far else ceiling  # every loss is looked at
         if ceiling > self.ceiling or len(self._trends) == 1:
             self.ceiling = ceiling
         if rises and not self.is_open and self._rises < _MAX_RISES:
             self.is_open, self._in_any_case = True, _UPDATES_OF_RISE
         return rises
+
+    def forget_far(self) -> None:
+        """The loss that left its level was asked about: what was kept for that is no longer needed."""
+        self._pinned = []
+
+    def _note_far(self, updates: int) -> None:
+        """Keep what shows how the loss left its level, until it is clear whether the loss comes back."""
+        if updates == _UPDATES_OF_LOST_TRAINING and not self._pinned:
+            self._pinned = [window._replace(reaches_present=False) for window in self.windows()]
+        elif not updates:
+            self._pinned = []
+        self.is_far = updates >= _UPDATES_OF_FAR_LOSS
 
     # Copies
 
@@ -251,6 +249,7 @@ class StepMemory:
         self._start = self._risen = None
         self._copies.clear()
         self._first.clear()
+        self._pinned = []
 
 
 def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
@@ -270,15 +269,6 @@ def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
         at = at.f_back
 
 
-def _renewed(copy: Copy, first: KeptBackward, last: KeptBackward) -> Copy:
-    """A copy for the tensors that the loop trains now, where it binds new ones in every step."""
-    old, new = first.leaves, last.leaves
-    if not old or len(old) != len(new) or any(leaf.tensor() is not None for leaf in old):
-        return copy
-    pairs = [(one.tensor, other.alias) for one, other in zip(new, old, strict=True)]
-    return copy._replace(tensors=[(reference, value) for reference, value in pairs if value is not None])
-
-
 def _rates(optimizer: Any) -> tuple[Any, ...]:
     return tuple([group.get("lr") for group in optimizer.param_groups])
 
@@ -286,15 +276,3 @@ def _rates(optimizer: Any) -> tuple[Any, ...]:
 def _momenta(optimizer: Any) -> tuple[dict[str, Any], ...]:
     names = ("momentum", "betas")
     return tuple([{name: group[name] for name in names if name in group} for group in optimizer.param_groups])
-
-
-def _without_gap(calls: list[KeptBackward], first: int) -> list[KeptBackward]:
-    """The calls from an update on, as far as none is missing."""
-    found: list[KeptBackward] = []
-    expected = first
-    for call in calls:
-        if call.update > expected + 1 or (not found and call.update != first):
-            break
-        expected = call.update
-        found.append(call)
-    return found

@@ -84,6 +84,11 @@ class StepNotes:
     def device_rng(self) -> list[torch.Tensor]:
         return device_states(self.device_marks)
 
+    def optimizer_built(self) -> None:
+        """The first step may begin here: nothing else tells before its forward pass."""
+        if not self._has_gone_forward:
+            self.step_begins(None)
+
     def step_is_over(self) -> None:
         """A step is over, and a hook will see the next one begin: the rest is noted then."""
         self.sequence_number = _get_sequence_nr()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -24,7 +23,7 @@ from torchmedic.observe.step.step_notes import line_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.torch_state import set_version
 from torchmedic.replay.step.iterators import draws_from_iterator
-from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, earlier
@@ -53,8 +52,11 @@ def earlier_step(
     why = CannotCut("the frames of the step before are gone")
     end = past.ends[-1] if to_update and past.ends and past.ends[-1].code is not None else None
     whole = to_update and past.by_hand
-    points = past.points if end is None else [point for point in past.points if point.code is end.code]
+    codes = [point.code for point in past.points]
+    # Where the frame that called the update is gone, the statement of the frame around it is run as a whole.
+    points = past.points[codes.index(end.code) :] if end is not None and end.code in codes else past.points
     for point in points:
+        ends_here = end is not None and point.code is end.code
         live = next((each for each in _outwards(frame) if each.f_code is point.code), None)
         if live is None:
             continue
@@ -65,12 +67,13 @@ def earlier_step(
         kind = functools.partial(EarlierStepRunner, values=values, at=at, present=agent.batches.whole)
         try:
             line = None if point.forward_lasti is None else line_of(point.code, point.forward_lasti)
-            lasti = point.lasti if end is None else end.lasti
-            step = earlier(live, lasti, line, view, kind, include_failing=end is None, whole_turn=whole)
+            lasti = end.lasti if end is not None and ends_here else point.lasti
+            step = earlier(live, lasti, line, view, kind, include_failing=not ends_here, whole_turn=whole)
         except CannotCut as reason:
             why = reason
             continue
         assert isinstance(step.runner, EarlierStepRunner)
+        step.runner.is_one_call = end is not None and not ends_here
         lost = step.runner.lost
         if whole:  # what follows the backward call may count and print; whether the loss repeats is looked at
             lost = {name for name in lost if not isinstance(live.f_locals.get(name), int | float | str)}
@@ -91,6 +94,7 @@ class EarlierStepRunner(Runner):
 
     def __init__(self, *args: Any, values: dict[str, Any], at: int, present: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.is_one_call = False  # the last statement runs all of the step
         self._at = at  # the line of the frame when the variables were kept
         self._past = self._batch
         self._present = present
@@ -119,7 +123,7 @@ class EarlierStepRunner(Runner):
             is_data = isinstance(value, _DATA) or hasattr(type(value), "__array_interface__")
             if any(not tensor.requires_grad for tensor in tensors) or (not tensors and is_data):
                 lost.add(name)  # what is trained is not data, and is set back by other means
-        for statement in self.segment.statements:
+        for statement in self.segment.statements[: -1 if self.is_one_call else None]:
             if draws_from_iterator(statement, namespace) or reusable_result(statement, self.segment.statements, known):
                 lost |= {name for name in names_written(statement) if name not in self._then and name in known}
         return lost
@@ -127,12 +131,13 @@ class EarlierStepRunner(Runner):
     def freeze_data(self) -> bool:
         """Take over the data of the step in place of making it again; False where none of it was kept."""
         made = self.play(keep_graphs=False, backward=False).made_data
-        bound = Counter(name for statement in self.segment.statements for name in _bound(statement))
-        once = {name for name in self._then if bound[name] == 1}  # of others, what was kept may be a later value
+        last = {name: start_of(statement) for statement in self.segment.statements for name in _bound(statement)}
         self.frozen = {
-            statement.lineno
+            start_of(statement)
             for statement in self.segment.statements
-            if statement.lineno in made and once >= _bound(statement)
+            if start_of(statement) in made
+            # What was kept of a variable is what the last statement that binds it gave.
+            and all(name in self._then and last[name] == start_of(statement) for name in _bound(statement))
         }
         return bool(self.frozen)
 
@@ -145,7 +150,7 @@ class EarlierStepRunner(Runner):
                 continue
             if not written <= self._then.keys() | lost or not written:
                 return False
-            frozen.add(statement.lineno)
+            frozen.add(start_of(statement))
         self.frozen = frozen
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,11 @@ class BackwardCall(NamedTuple):
         return self.stack[0] if self.stack else None
 
 
+def start_of(statement: ast.stmt) -> tuple[int, int]:
+    """Line and column of a statement: several may stand on one line."""
+    return statement.lineno, statement.col_offset
+
+
 class ReplayResult:
     """What a replay of a segment has shown."""
 
@@ -37,8 +43,10 @@ class ReplayResult:
         self.loss_finite = False
         self.gradients_finite: bool | None = None
         self.taken: dict[str, Any] = {}  # what was taken over from the step, by name
-        self.drew_random: set[int] = set()  # lines of assignments that drew random numbers and computed nothing
-        self.made_data: set[int] = set()  # lines of all assignments that computed nothing
+        self.drew_random: set[tuple[int, int]] = (
+            set()
+        )  # assignments, by their start, that drew random numbers and computed nothing
+        self.made_data: set[tuple[int, int]] = set()  # all assignments, by their start, that computed nothing
         self.seconds = 0.0
 
     @property

@@ -35,7 +35,7 @@ from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded
 from torchmedic.replay.step.iterators import bind_batch, draws_from_iterator
-from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.reused_results import reusable_result
 from torchmedic.replay.step.sharded_modules import unsharded
 from torchmedic.replay.step.side_effects import no_side_effects
@@ -81,7 +81,7 @@ class Runner:
         self._arguments = lost_arguments(frame, segment.statements)
         self._module_calls = 0
         self._waits = False  # it has been seen that it waits for ever
-        self.frozen: set[int] = set()  # lines of statements that are not run again: their result is taken over
+        self.frozen: set[tuple[int, int]] = set()  # statements that are not run again: their result is taken over
         self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
         self.ends_at_exchange = False  # whether the step ends where gradients are exchanged with other ranks by hand
         self.thorough = False  # whether the replay must be sure to leave nothing behind; if it cannot be, it raises
@@ -210,7 +210,7 @@ class Runner:
     def _execute(self, namespace: dict[str, Any], played: ReplayResult, replace: dict[int, Any]) -> None:
         results: set[str] = set()  # names of what the model computed, and of what was computed from that
         for statement, code in self.segment.code():
-            if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
+            if start_of(statement) in self.frozen or draws_from_iterator(statement, namespace):
                 namespace.update(self._frozen_results(statement))
                 continue
             taken = reusable_result(statement, self.segment.statements, self._known) if self.takes_over else None
@@ -230,9 +230,9 @@ class Runner:
             if computed:
                 results.update(names_written(statement))
             else:
-                played.made_data.add(statement.lineno)
+                played.made_data.add(start_of(statement))
             if not computed and not torch.equal(before[0], torch.get_rng_state()):
-                played.drew_random.add(statement.lineno)
+                played.drew_random.add(start_of(statement))
 
     def _run_statement(self, statement: ast.stmt, code: Any, namespace: dict[str, Any]) -> bool:
         """Run one statement; False where the step goes on without it.

@@ -80,7 +80,7 @@ def no_side_effects(
         with contextlib.suppress(AttributeError, RuntimeError):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for optimizer in optimizers:
-            stack.enter_context(_instance_attribute(optimizer, "step", _touch(optimizer, played)))
+            stack.enter_context(instance_attribute(optimizer, "step", _touch(optimizer, played)))
         yield
 
 
@@ -143,7 +143,7 @@ def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _instance_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+def instance_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = vars(owner).get(name)
     setattr(owner, name, value)
     try:

@@ -113,6 +113,11 @@ class Microscope(TorchDispatchMode):
             op = self.ops[op.forward]
         return op
 
+    def op_of(self, node: Any) -> Op | None:
+        """The forward operation around which a node of the graph was built."""
+        index = self._by_sequence.get((self._thread, node._sequence_nr()))
+        return self.ops[index] if index is not None and _same_operation(node.name(), self.ops[index].kind) else None
+
     def read(self) -> None:
         """Fetch all magnitudes at once: the only wait for the device."""
         if len(self.values) == len(self._magnitudes):

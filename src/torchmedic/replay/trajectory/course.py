@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.amp.grad_scaler import GradScaler
 
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
-from torchmedic.observe.numbers.step_memory import Window
+from torchmedic.observe.numbers.windows import Window
 from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
-from torchmedic.replay.trace.microscope import Microscope
+from torchmedic.replay.trace.microscope import Microscope, Op
+from torchmedic.replay.trajectory.around_replay import ending_at, stepping, taking, unscaled
+from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, changed_gradients
+from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
 from torchmedic.replay.trajectory.units import Unit, plainly, taking_over_data, units_of, with_state_of_previous
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
-_MAX_SECONDS = 60.0  # of all courses together
+_MAX_SECONDS = 60.0  # of all courses together; on the CPU the time of this thread, as others may take the processor
+_MAX_WALL_SECONDS = 180.0
 _REPLAY_FACTOR = 4.0  # how many times longer than the step itself a replay is taken to be, before that is known
+_EQUAL = 1e-6  # relative difference of two losses that leaves no doubt
 _SAME = 1e-3  # relative difference of two losses that count as the same: kernels may add in any order
-
-Gradients = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class Change(NamedTuple):
-    """The one thing that is different from what happened."""
-
-    name: str
-    rate: float = 1.0  # factor of every learning rate
-    only: Any = None  # the optimizer whose rate is meant; None: all
-    warm_up: bool = False  # the rates grow over the steps
-    clip: float | None = None  # largest norm of all gradients
-    gradient: float = 1.0  # factor of every gradient, which is that of the loss
-    options: Mapping[str, Any] = MappingProxyType({})  # of the optimizers
-    without: int | None = None  # step whose batch is left out
-    data: Callable[[dict[str, Any]], None] | None = None  # changes the variables that every step begins with
-
-
-AS_IT_WAS = Change("as it was")
-NO_UPDATE = Change("without any update", rate=0.0)
 
 
 class Course(NamedTuple):
@@ -76,10 +59,14 @@ class Trajectory:
         self.units = list(units_of(window.calls, frame, agent, max_updates))
         self.reaches_present = self.units[-1].call is window.calls[-1] and window.reaches_present
         self._usual_step = agent.clock.usual_step
-        self._deadline = time.monotonic() + _MAX_SECONDS
+        on_cpu = all(value.is_cpu for _, value in self._copy.tensors)
+        self._now = time.thread_time if on_cpu else time.monotonic  # a device works while this thread waits
+        self._deadline = time.monotonic() + _MAX_WALL_SECONDS
         self._ways: list[Callable[[Unit, Unit | None], bool]] = []  # to run a step; empty once they are settled
         self._first: tuple[float, Gradients] | None = None  # loss and gradients of the first step
         self.reduction = Reduction(1.0)  # of the loss of the first step; filled by `look`
+        self.reduced_at: Op | None = None  # the operation that adds the elements of that loss up; filled by `look`
+        self.sign = LossSign(0)  # of the loss of the first step; filled by `look`
         self.seconds = 0.0
         self.why_not = ""
 
@@ -94,13 +81,20 @@ class Trajectory:
         return self.seconds + courses * one < _MAX_SECONDS
 
     def is_faithful(self, course: Course) -> bool:
-        """Whether the course is what happened."""
+        """Whether the course is what happened, at the backward call whose loss went wrong: a GAN has another."""
         recorded = self.recorded
-        pairs = list(zip(course.losses, recorded, strict=False))
+        asked = set(self.positions(recorded))
+        pairs = [pair for at, pair in enumerate(zip(course.losses, recorded, strict=False)) if at in asked]
         finite = [pair for pair in pairs if math.isfinite(pair[1])]
         end = next((position for position, loss in enumerate(recorded) if not math.isfinite(loss)), len(recorded))
         is_whole = len(finite) > 0 and len(course.losses) >= end
-        return is_whole and all(_is_same(now, then) for now, then in pairs)
+        return is_whole and all(_difference(now, then) <= _SAME for now, then in pairs)
+
+    def positions(self, losses: Sequence[float]) -> list[int]:
+        """The steps of the backward call whose loss has gone wrong."""
+        worst = max(range(len(losses)), key=lambda at: abs(losses[at]) if math.isfinite(losses[at]) else math.inf)
+        places = [_place(unit.call) for unit in self.units]
+        return [at for at, place in enumerate(places) if place == places[worst]]
 
     def settle(self) -> Course | None:
         """Run the steps as they were, each in the way that repeats its recorded loss.
@@ -116,16 +110,16 @@ class Trajectory:
 
     def run(self, change: Change) -> Course | None:
         """Run the steps. None where that cannot be done; `why_not` says why."""
-        started = time.monotonic()
+        started = self._now()
         try:
-            with rewound(self._copy):
+            with rewound(self._copy, with_state=not change.fresh):
                 weights: list[float] = [self._largest_weight()]
                 losses = list(self._losses(change, weights))
         except _Stopped as stop:
             self.why_not = str(stop)
             return None
         finally:
-            self.seconds += time.monotonic() - started
+            self.seconds += self._now() - started
         return Course(change, tuple(losses), tuple(weights))
 
     def look(self) -> Microscope | None:
@@ -133,23 +127,33 @@ class Trajectory:
         step = self.units[0].step
         scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
         with rewound(self._copy):
-            played = step.runner.play(scope, _unscaled())
+            played = step.runner.play(scope, unscaled(), ending_at(stepping(self.units[0])))
             if played.error is not None:
                 return None
             scope.read()
             if played.roots:
                 self.reduction = reduction_of(played.roots[-1])
+                self.reduced_at = scope.op_of(self.reduction.node) if self.reduction.node is not None else None
+                self.sign = sign_of_loss(played.roots[-1], scope)
         return scope
 
     def _losses(self, change: Change, weights: list[float]) -> Iterator[float]:
         is_plain = change.data is None
+        started = self._now()
         for position, unit in enumerate(self.units):
-            if time.monotonic() > self._deadline:
-                raise _Stopped("it took too long")
+            self._check_time(started)
             if position == 0 and is_plain and self._first is not None:
                 loss, gradients = self._first
             else:
-                loss, gradients = self._settled(position, change) if self._ways else self._step(unit, change)
+                try:
+                    loss, gradients = self._settled(position, change) if self._ways else self._step(unit, change)
+                except _Stopped as stop:
+                    if position == 0:
+                        raise
+                    # A sampler or a check of the script may refuse what the updates have made of the weights.
+                    self.why_not = str(stop)
+                    yield math.nan
+                    return
                 if position == 0 and is_plain:
                     self._first = (loss, gradients)
             yield loss
@@ -163,25 +167,39 @@ class Trajectory:
                 self._update(unit, gradients, change, position)
             weights.append(self._largest_weight())
 
+    def _check_time(self, started: float) -> None:
+        if self.seconds + self._now() - started > _MAX_SECONDS or time.monotonic() > self._deadline:
+            raise _Stopped("it took too long")
+
     def _largest_weight(self) -> float:
         tensors = [tensor for reference, _ in self._copy.tensors if (tensor := reference()) is not None]
         return max((float(tensor.detach().abs().amax()) for tensor in tensors), default=0.0)
 
     def _settled(self, position: int, change: Change) -> tuple[float, Gradients]:
-        """A step in the first way that repeats its recorded loss; plainly, where none does."""
+        """A step in the way that comes nearest to its recorded loss: to new weights most batches are nearly alike."""
         unit = self.units[position]
         previous = self.units[position - 1] if position else None
+        runner = unit.step.runner
+        state = (runner.frozen, unit.call.rng, unit.call.device_marks)
+        found: list[tuple[float, Callable[[Unit, Unit | None], bool], tuple[float, Gradients]]] = []
         for way in self._ways:
+            runner.frozen, unit.call.rng, unit.call.device_marks = state
             if not way(unit, previous):
                 continue
-            loss, gradients = self._step(unit, change)
-            if unit.call.loss is None or _is_same(loss, unit.call.loss):
-                break
-        return loss, gradients
+            step = self._step(unit, change)
+            difference = _difference(step[0], unit.call.loss)
+            if difference <= _EQUAL:
+                return step
+            found.append((difference, way, step))
+        _, way, step = min(found, key=lambda each: each[0])
+        runner.frozen, unit.call.rng, unit.call.device_marks = state
+        way(unit, previous)
+        return step
 
     def _step(self, unit: Unit, change: Change) -> tuple[float, Gradients]:
         total: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        played = self._play(unit.step, change, total, by_hand=unit.call.by_hand and unit.is_update)
+        by_hand = unit.call.by_hand and unit.is_update
+        played = self._play(unit.step, change, total, by_hand=by_hand, until=stepping(unit))
         roots = [root for root in played.roots if root.numel() == 1]
         loss = float(roots[-1].detach().item()) if roots else math.nan
         outside = max(0, len(unit.before) + 1 - len(played.backward_calls))
@@ -194,11 +212,18 @@ class Trajectory:
         return loss, list(total.values())
 
     def _play(
-        self, step: Step, change: Change, total: dict[int, tuple[torch.Tensor, torch.Tensor]], *, by_hand: bool = False
+        self,
+        step: Step,
+        change: Change,
+        total: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        *,
+        by_hand: bool = False,
+        until: Any = None,
     ) -> ReplayResult:
         taken: Gradients = []
-        collect = taking_moves if by_hand else _taking
-        played = step.runner.play(collect(step, taken), _unscaled(), change=change.data, keep_graphs=False)
+        collect = taking_moves if by_hand else taking
+        contexts = (collect(step, taken), unscaled(), ending_at(until))
+        played = step.runner.play(*contexts, change=change.data, keep_graphs=False)
         if played.error is not None:
             raise _Stopped(f"{type(played.error).__name__}: {played.error}"[:200])
         if by_hand:
@@ -217,74 +242,45 @@ class Trajectory:
         return self._others[id(call)]
 
     def _update(self, unit: Unit, gradients: Gradients, change: Change, position: int) -> None:
-        changed = _changed(gradients, change)
+        changed = changed_gradients(gradients, change)
+        started = self._now()
 
         def evaluate() -> tuple[float, Gradients]:
-            if time.monotonic() > self._deadline:
-                raise _Stopped("it took too long")
+            self._check_time(started)
             loss, found = self._step(unit, change)
-            return loss, _changed(found, change)
+            return loss, changed_gradients(found, change)
 
         share = (position + 1) / len(self.units) if change.warm_up else 1.0
         for end in unit.call.ends:
             optimizer = end.optimizer()
             if optimizer is None:
                 raise _Stopped("an optimizer is gone")
-            factor = share * (change.rate if change.only is None or change.only is optimizer else 1.0)
+            factor = change.rate if change.only is None or change.only is optimizer else 1.0
             if factor == 0:
                 continue
-            rates = [rate if rate is None else rate * factor for rate in end.rates]
+            factors = [share * (factor if change.group in (None, at) else 1.0) for at in range(len(end.rates))]
+            rates = [rate if rate is None else rate * each for rate, each in zip(end.rates, factors, strict=True)]
             try:
                 update(optimizer, changed, rates, change.options, evaluate, end.momenta)
             except Exception as error:  # of an optimizer that is called in another way
                 raise _Stopped(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def _changed(gradients: Gradients, change: Change) -> Gradients:
-    """Gradients as a change wants them."""
-    changed = [(tensor, gradient * change.gradient) for tensor, gradient in gradients]
-    if change.clip is not None:
-        norm = math.sqrt(sum(float(gradient.double().square().sum()) for _, gradient in changed))
-        factor = min(1.0, change.clip / (norm + 1e-6))
-        changed = [(tensor, gradient * factor) for tensor, gradient in changed]
-    return changed
-
-
-@contextlib.contextmanager
-def _unscaled() -> Iterator[None]:
-    """Leave the factor of a GradScaler out: the updates were made with gradients that it had been taken from again."""
-    scale = GradScaler.scale
-    GradScaler.scale = lambda scaler, outputs: outputs  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        GradScaler.scale = scale  # type: ignore[method-assign]
-
-
 class _Stopped(Exception):
     """The steps cannot be run again."""
 
 
-@contextlib.contextmanager
-def _taking(step: Step, taken: Gradients) -> Iterator[None]:
-    """Take the gradients of a replay, at the last moment at which they are there."""
-    try:
-        yield
-    finally:
-        trained = {id(tensor): tensor for tensor in [*step.runner.parameters, *step.runner.loose_leaves]}
-        for tensor in trained.values():
-            if tensor.grad is not None and tensor.grad.layout is torch.strided:
-                taken.append((tensor, tensor.grad.detach().clone()))
+def _place(call: KeptBackward) -> tuple[int, int]:
+    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
 
 
 def _are_finite(gradients: Gradients) -> bool:
     return all(bool(torch.isfinite(gradient).all()) for _, gradient in gradients)
 
 
-def _is_same(one: float, other: float) -> bool:
-    if not math.isfinite(other):
-        return not math.isfinite(one)
-    return math.isfinite(one) and abs(one - other) <= _SAME * max(abs(one), abs(other), 1e-12)
-
-
-__all__ = ["AS_IT_WAS", "NO_UPDATE", "CannotCut", "Change", "Course", "Trajectory"]
+def _difference(one: float, other: float | None) -> float:
+    """The relative difference of two losses; 0 where neither is finite, or the second is not known."""
+    if other is None or (not math.isfinite(one) and not math.isfinite(other)):
+        return 0.0
+    difference = abs(one - other) / max(abs(one), abs(other), 1e-12)
+    return difference if math.isfinite(difference) else math.inf

@@ -18,28 +18,33 @@ class Reduction(NamedTuple):
     """How a loss was made of its elements."""
 
     elements: float  # elements that were added up without being divided by their number; 1 for a mean
-    is_loop: bool = False  # they were added one by one
+    node: Any = None  # of the graph, that adds them up
 
 
 def reduction_of(loss: torch.Tensor) -> Reduction:
     """The last reduction of a loss.
 
     Only factors that are plain numbers are followed: `(a - b).square().sum() / 64` counts as a 64th of its elements.
+    Terms that a loop adds up count with the elements of each.
     """
     node: Any = loss.grad_fn
+    added: Any = None  # the last addition of a loop
     factor = 1.0
     for _ in range(_MAX_NODES):
         if node is None:
             break
         name = _name(node)
         if name == "Sum":
-            return Reduction(max(1.0, factor * math.prod(getattr(node, "_saved_self_sym_sizes", ()) or ())))
+            count = math.prod(getattr(node, "_saved_self_sym_sizes", ()) or ())
+            return Reduction(max(1.0, factor * count), added or node)
         if getattr(node, "_saved_reduction", None) == _SUM:
             given = getattr(node, "_saved_self", None)
             count = given.shape[0] if name.startswith("NllLoss") and given is not None else _numel(given)
-            return Reduction(max(1.0, factor * count))
-        if name == "Add" and (terms := _terms(node)) >= _MIN_TERMS:
-            return Reduction(max(1.0, factor * terms), is_loop=True)
+            return Reduction(max(1.0, factor * count), added or node)
+        if name == "Add" and added is None and (terms := _terms(node))[0] >= _MIN_TERMS:
+            factor *= terms[0]
+            added, node = node, terms[1]
+            continue
         if name == "Div":
             factor /= _scalar(getattr(node, "_saved_other", None))
         elif name == "Mul":
@@ -47,25 +52,29 @@ def reduction_of(loss: torch.Tensor) -> Reduction:
         elif name not in ("Neg", "Add", "Sub", "Squeeze", "View", "Clone"):
             break
         node = node.next_functions[0][0] if node.next_functions else None
-    return Reduction(1.0)
+    return Reduction(max(1.0, factor), added) if added is not None else Reduction(1.0)
 
 
-def _terms(node: Any) -> int:
-    """How many terms of the same kind a chain of additions has: `loss += criterion(...)` in a loop.
+def _terms(node: Any) -> tuple[int, Any]:
+    """How many terms of the same kind a chain of additions has, and one of them: `loss += criterion(...)` in a loop.
 
     A term with a factor of its own is of another kind: a loop that divides every term by their number takes the mean.
     """
     kinds: Counter[str] = Counter()
+    examples: dict[str, Any] = {}
     waiting = [node]
     while waiting and len(waiting) + kinds.total() < _MAX_TERMS:
         node = waiting.pop()
-        if _name(node) == "Add":
+        name = _name(node)
+        if name == "Add":
             waiting += [following for following, _ in node.next_functions if following is not None]
-        else:
-            kinds[_name(node)] += 1
-    kinds.pop("Div", None)
-    kinds.pop("Mul", None)
-    return max(kinds.values(), default=0)
+        elif name not in ("Div", "Mul"):
+            kinds[name] += 1
+            examples.setdefault(name, node)
+    if not kinds:
+        return 0, None
+    (kind, count), *_ = kinds.most_common(1)
+    return count, examples[kind]
 
 
 def _name(node: Any) -> str:

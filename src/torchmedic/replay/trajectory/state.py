@@ -18,8 +18,13 @@ from torchmedic.replay.isolation.torch_state import muted, set_version
 
 
 @contextlib.contextmanager
-def rewound(copy: Copy) -> Iterator[None]:
-    """A block in which the training is where it was when a copy was taken."""
+def rewound(copy: Copy, *, with_state: bool = True) -> Iterator[None]:
+    """A block in which the training is where it was when a copy was taken.
+
+    Args:
+        copy: Weights, buffers and optimizers of then.
+        with_state: Whether the optimizers have the state of then; otherwise they have none.
+    """
     with contextlib.ExitStack() as stack:
         for reference, value in copy.tensors:
             tensor = reference()
@@ -34,7 +39,7 @@ def rewound(copy: Copy) -> Iterator[None]:
                 parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
                 optimizer.state = defaultdict(dict)
                 for index, values in held.state.items():
-                    if index < len(parameters):
+                    if with_state and index < len(parameters):
                         optimizer.state[parameters[index]] = cloned(values)
         yield
 

@@ -54,6 +54,7 @@ def built_at(
     *,
     by: Construction | None = None,
     value: float | None = None,
+    group: int | None = None,
 ) -> Location | None:
     """The call in the user's files that built an optimizer or a schedule.
 
@@ -64,6 +65,7 @@ def built_at(
         label: Of the location.
         by: The call, where it was seen.
         value: The setting that is to blame: where the call spells it out, the location is the value.
+        group: The group of parameters that is to blame: where the call spells it out, the location is in it.
     """
     if by is not None:
         file = by.code.co_filename
@@ -76,7 +78,8 @@ def built_at(
         if tree is not None and line and end_line and column is not None and end_column is not None:
             nodes = by_span(tree).get((line, column, end_line, end_column))
         if nodes:
-            return node_location(role, file, _value_in(nodes[0], value) or nodes[0], label)
+            node = _group_in(nodes[0], group)
+            return node_location(role, file, _value_in(node, value) or node, label)
         if line:
             return place(role, file, line, label)
     name = type(optimizer).__name__
@@ -115,6 +118,14 @@ def _value_in(call: ast.AST, value: float | None) -> ast.AST | None:
     return found[0] if len(found) == 1 else None
 
 
+def _group_in(call: ast.AST, group: int | None) -> ast.AST:
+    """The dict of one group of parameters inside a call; the call where the groups are not written there."""
+    match call:
+        case ast.Call(args=[ast.List(elts=groups), *_]) if group is not None and group < len(groups):
+            return groups[group] if all(isinstance(each, ast.Dict) for each in groups) else call
+    return call
+
+
 def _is_number(node: ast.AST | None, value: float) -> bool:
     return (
         isinstance(node, ast.Constant)
@@ -130,9 +141,15 @@ def _written_at(value: float) -> tuple[str, ast.AST] | None:
         (file, node)
         for file in _files([])
         for name, node in _named_values(syntax_tree(file))
-        if node is not None and _is_number(node, value) and name.lower().rstrip("s").endswith(_RATE_NAMES)
+        if node is not None and _is_number(node, value) and _names_rate(name)
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _names_rate(name: str) -> bool:
+    """`lr`, `base_lr`, `lr_critic`, `learning_rates`."""
+    plain = name.lower().rstrip("s")
+    return plain.endswith(_RATE_NAMES) or any(plain.startswith(f"{each}_") for each in _RATE_NAMES)
 
 
 def _named_values(tree: ast.AST | None) -> Iterator[tuple[str, ast.AST | None]]:
@@ -181,6 +198,7 @@ def rate_set_at(
     *,
     by: Construction | None = None,
     value: float | None = None,
+    group: int | None = None,
 ) -> Location | None:
     """What gives the optimizer its learning rate: an assignment to `["lr"]`, a schedule's function, a schedule."""
     for file in _files(frames):
@@ -203,7 +221,7 @@ def rate_set_at(
         found = built_at(frames, scheduler, role, label)
         if found is not None:
             return found
-    return built_at(frames, optimizer, role, label, by=by, value=value)
+    return built_at(frames, optimizer, role, label, by=by, value=value, group=group)
 
 
 def schedulers_of(optimizer: Any) -> list[Any]:

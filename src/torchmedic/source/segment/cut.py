@@ -249,7 +249,20 @@ def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozens
         segment = cut(frame, line, forward_line)
     except CannotCut:
         return frozenset()
-    return frozenset((read_first(segment.statements) | names_fetched(segment)) & names_renewed(frame, line))
+    code = frame.f_code
+    given = set(
+        code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    )  # anew, where the function is called again
+    return frozenset((read_first(segment.statements) | names_fetched(segment)) & (names_renewed(frame, line) | given))
+
+
+def makes_loss(frame: FrameType, line: int) -> bool:
+    """Whether a statement that calls backward reads what the statements before it in the same block have made."""
+    try:
+        *before, last = cut(frame, line, None).statements
+    except CannotCut:
+        return False
+    return not names_read(last).isdisjoint({name for statement in before for name in names_written(statement)})
 
 
 def names_renewed(frame: FrameType, line: int) -> set[str]:

@@ -72,15 +72,15 @@ def cure(divergence: Divergence, title: str, tried: Iterable[tuple[str, Course |
     )
 
 
-def rates_of(divergence: Divergence, optimizer: Any) -> list[float]:
-    """The learning rates of an optimizer in the steps that were run again, the highest first."""
+def rates_of(divergence: Divergence, optimizer: Any, group: int | None = None) -> list[float]:
+    """The learning rates of an optimizer, or of one of its groups, in the steps that were run again, highest first."""
     found = {
         float(rate)
         for unit in divergence.trajectory.units
         for end in unit.call.ends
         if end.optimizer() is optimizer
-        for rate in end.rates
-        if rate is not None
+        for at, rate in enumerate(end.rates)
+        if rate is not None and group in (None, at)
     }
     return sorted(found, reverse=True)
 
@@ -172,6 +172,7 @@ class Growth(NamedTuple):
     """One line's values, growing by about the same factor each time that the line runs."""
 
     spot: Spot
+    kind: str  # of the operation
     turns: int
     factor: float  # per turn
     first: float
@@ -218,7 +219,9 @@ def _growth(
     spot = scope.spot_of(ops[-1])
     assert spot is not None
     gains = [gain for op in ops[start:end] if (gain := _gain(scope, op)) is not None]
-    growth = Growth(spot, len(finite), total ** (1 / len(ratios)), finite[0], finite[-1], is_gradient, weights)
+    growth = Growth(
+        spot, ops[-1].kind, len(finite), total ** (1 / len(ratios)), finite[0], finite[-1], is_gradient, weights
+    )
     return (median(gains) if gains else 1.0), growth
 
 

@@ -16,7 +16,10 @@ from torchmedic.diagnose.rules.numbers._courses import growths_at_start
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
+from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.values import number
+from torchmedic.source.assignments import names_written, read_first
+from torchmedic.source.syntax import LOOPS, has_line, nodes_in, syntax_tree
 
 _MIN_TURNS = 6
 
@@ -27,6 +30,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     found = next((each for each in grown if each.is_recurrence and each.turns >= _MIN_TURNS), None)
     if found is None:
         return None
+    if found.kind in ("mul", "div", "pow"):  # a factor of the script's own: the line that closes the loop says more
+        closing = [each for each in grown if each.is_recurrence and _closes_loop(each.spot)]
+        found = max(closing, key=lambda each: each.factor, default=found)  # lower: the line has several such operations
     what = "the gradients of a recurrence grow" if found.is_gradient else "the values of a recurrence grow"
     draft = check.draft(
         evidence,
@@ -44,3 +50,14 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
     draft.because(noticed(evidence))
     return draft.done()
+
+
+def _closes_loop(spot: Spot) -> bool:
+    """Whether a line binds what the next turn of its loop begins with."""
+    tree = syntax_tree(spot.file)
+    loops = [node for node in nodes_in(tree) if isinstance(node, LOOPS) and has_line(node, spot.line)]
+    if not loops:
+        return False
+    body = max(loops, key=lambda loop: loop.lineno).body
+    written = {name for statement in body if has_line(statement, spot.line) for name in names_written(statement)}
+    return not written.isdisjoint(read_first(body))

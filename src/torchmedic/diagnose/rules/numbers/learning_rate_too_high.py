@@ -18,13 +18,17 @@ from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_o
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location
-from torchmedic.replay.trajectory.course import Change, Course
+from torchmedic.replay.trajectory.change import Change
+from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.optimizers import built_at, rate_set_at, value_written_at
 
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
 _LAST_ORDINARY = 1 / 100  # a rate that is ordinary and has to be lowered further than that is not the whole cause
 _SHOWN = 2  # courses that did not turn
+_MAX_GROUPS = 4  # that are tried one by one
+
+Tried = list[tuple[float, Course]]  # factors of the rate, and their courses
 
 
 @rule("TM230", "learning-rate-too-high")
@@ -37,16 +41,15 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     if not divergence.optimizers:
         return _by_hand(evidence, divergence, tried)
-    optimizer = _to_blame(divergence)
-    if optimizer is not None and len(divergence.optimizers) > 1:
-        tried = _first_that_turns(divergence, optimizer) or tried
+    optimizer, group, tried = _to_blame(divergence, tried)
     factor = tried[-1][0]
-    rates = rates_of(divergence, optimizer) if optimizer is not None else []
+    rates = rates_of(divergence, optimizer, group) if optimizer is not None else []
     if not rates:
         return None
     outcome = divergence.outcome(tried[-1][1])
     rate, lower = rates[0], _rounded(rates[0] * factor)
-    grade: Grade = "likely" if is_ordinary_rate(divergence) and factor < _LAST_ORDINARY else "proven"
+    is_whole_cause = factor >= _LAST_ORDINARY and not _has_endless_velocity(optimizer)
+    grade: Grade = "proven" if is_whole_cause or not is_ordinary_rate(divergence) else "likely"
     draft = begin(
         check,
         evidence,
@@ -55,7 +58,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} {outcome}",
         grade=grade,
     )
-    cause = _location(evidence, optimizer, rate)
+    cause = _location(evidence, optimizer, rate, group)
     draft.at(cause)
     draft.at(value_written_at(rate, cause, f"the value {rate:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
@@ -67,7 +70,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     return finish(draft, evidence)
 
 
-def _first_that_turns(divergence: Divergence, only: Any) -> list[tuple[float, Course]] | None:
+def _first_that_turns(divergence: Divergence, only: Any, group: int | None = None) -> Tried | None:
     """The courses with lower and lower rates, up to the first one that turns."""
     tried = []
     most = _LAST_OF_ORDINARY if is_ordinary_rate(divergence) else _DIVISORS[-1]
@@ -75,8 +78,8 @@ def _first_that_turns(divergence: Divergence, only: Any) -> list[tuple[float, Co
         if divisor > most:
             break
         factor = 1 / divisor
-        label = f"rate / {divisor}" + (f" of optimizer {id(only)}" if only is not None else "")
-        course = divergence.course(Change(label, rate=factor, only=only))
+        label = f"rate / {divisor}" + (f" of optimizer {id(only)}, group {group}" if only is not None else "")
+        course = divergence.course(Change(label, rate=factor, only=only, group=group))
         if course is None:
             return None
         tried.append((factor, course))
@@ -85,7 +88,7 @@ def _first_that_turns(divergence: Divergence, only: Any) -> list[tuple[float, Co
     return None
 
 
-def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: list[tuple[float, Course]]) -> Diagnosis | None:
+def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: Tried) -> Diagnosis | None:
     """The loop updates its weights itself: the rate is not known, but how many times it is too high."""
     divisor = round(1 / tried[-1][0])
     outcome = divergence.outcome(tried[-1][1])
@@ -105,14 +108,30 @@ def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: list[tupl
     return finish(draft, evidence)
 
 
-def _to_blame(divergence: Divergence) -> Any:
-    """The optimizer whose rate alone turns the course."""
-    if len(divergence.optimizers) == 1:
-        return divergence.optimizers[0]
-    for optimizer in divergence.optimizers:
-        if _first_that_turns(divergence, optimizer) is not None:
-            return optimizer
-    return None
+def _to_blame(divergence: Divergence, tried: Tried) -> tuple[Any, int | None, Tried]:
+    """The optimizer whose rate alone turns the course, and the group of its parameters where that is one of several."""
+    optimizers = divergence.optimizers
+    optimizer = optimizers[0] if len(optimizers) == 1 else None
+    for each in optimizers if optimizer is None else ():
+        alone = _first_that_turns(divergence, each)
+        if alone is not None:
+            optimizer, tried = each, alone
+            break
+    groups = optimizer.param_groups if optimizer is not None else []
+    if len({group.get("lr") for group in groups}) > 1 and len(groups) <= _MAX_GROUPS:
+        turning = [
+            (at, alone)
+            for at in range(len(groups))
+            if (alone := _first_that_turns(divergence, optimizer, at)) is not None
+        ]
+        if len(turning) == 1:
+            return optimizer, *turning[0]
+    return optimizer, None, tried
+
+
+def _has_endless_velocity(optimizer: Any) -> bool:
+    momenta = [group.get("momentum") for group in optimizer.param_groups]
+    return any(isinstance(momentum, int | float) and momentum >= 1 for momentum in momenta)
 
 
 def _rounded(rate: float) -> str:
@@ -120,11 +139,11 @@ def _rounded(rate: float) -> str:
     return f"{rate:.1g}" if rate >= 1e-4 else f"{rate:.0e}"
 
 
-def _location(evidence: NumbersEvidence, optimizer: Any, rate: float) -> Location | None:
+def _location(evidence: NumbersEvidence, optimizer: Any, rate: float, group: int | None) -> Location | None:
     label = f"the learning rate is {rate:.6g}"
-    built = optimizer.defaults.get("lr")
-    is_built = built is not None and rate <= float(built) * 1.001
+    given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
+    is_built = any(each is not None and rate <= float(each) * 1.001 for each in given)
     by = evidence.agent.clock.constructions.get(optimizer)
     if is_built:
-        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate)
-    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate)
+        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
+    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)

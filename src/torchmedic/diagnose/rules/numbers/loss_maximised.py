@@ -1,7 +1,8 @@
 """The updates go uphill: the loss is maximised.
 
 What: the last steps were run again from a copy of the weights. As they were, a loss that should become small grew
-without bound, or its negative did; with the opposite sign, at the same learning rate, the loss fell.
+without bound, and with the opposite sign, at the same learning rate, the loss fell. Or the loss is far below zero,
+every update lowers it, and it is a negated error (`-mse`, a log-likelihood without its minus) that has no lower bound.
 
 Why: the sign of the loss or of the update is wrong: a minus in front of a loss that is to become small,
 `maximize=True`, or a log-likelihood without its minus.
@@ -11,27 +12,18 @@ Cure: turn the sign round.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Grade, Location
-from torchmedic.replay.trace.microscope import Microscope, Op
-from torchmedic.replay.trajectory.course import Change, Course
+from torchmedic.observe.numbers.state_copies import parameters_of
+from torchmedic.records import Diagnosis, Grade, Location, Treatment
+from torchmedic.replay.trajectory.change import Change
+from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.optimizers import built_at
-
-_NEVER_NEGATIVE = (
-    "mse_loss",
-    "nll_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "square",
-    "pow",
-    "abs",
-)
 
 
 @rule("TM236", "loss-maximised")
@@ -40,57 +32,62 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if divergence is None:
         return None
     course = divergence.course(Change("the other sign", gradient=-1.0))
-    if course is None or not course.is_finite or len(course.losses) < len(divergence.still.losses):
+    is_whole = course is not None and course.is_finite and len(course.losses) >= len(divergence.still.losses)
+    if divergence.is_falling:
+        return _falling(evidence, divergence, course if is_whole else None)
+    if course is None or not is_whole or not divergence.turns(course):
         return None
-    if divergence.turns(course) and not divergence.is_falling:
-        # Uphill, and downhill with the same rate: not too large a step.
-        draft = _begin(evidence, divergence, "the updates go uphill", "proven")
-        optimizer = next((each for each in divergence.optimizers if each.param_groups[0].get("maximize")), None)
-        if optimizer is not None:
-            draft.at(_built_at(evidence, optimizer))
-        elif not divergence.optimizers:
-            draft.at(location_of(divergence.update_spot(), "this moves the weights uphill, along the gradient"))
-        return _finish(draft, evidence, divergence, course)
-    if not divergence.is_falling or not _shrinks(divergence, course):
-        return None
-    scope = divergence.first_step()
-    last = _last(scope) if scope is not None else None
-    grade: Grade = "proven" if last is not None and last[1] else "likely"
-    draft = _begin(evidence, divergence, "the loss falls without bound", grade)
-    if last is not None:
-        draft.at(location_of(last[0].spot, "this is to become small, and is made ever more negative"))
-    return _finish(draft, evidence, divergence, course)
-
-
-def _begin(evidence: NumbersEvidence, divergence: Divergence, message: str, grade: Grade) -> Draft:
+    # Uphill, and downhill with the same rate: not too large a step.
     why = "at the same learning rate the loss runs away, and with the opposite sign it does not"
-    return begin(check, evidence, divergence, message, why, grade=grade)
-
-
-def _finish(draft: Draft, evidence: NumbersEvidence, divergence: Divergence, course: Course) -> Diagnosis | None:
+    draft = begin(check, evidence, divergence, "the updates go uphill", why)
+    optimizer = next((each for each in divergence.optimizers if each.param_groups[0].get("maximize")), None)
+    if optimizer is not None:
+        draft.at(_built_at(evidence, optimizer))
+    elif not divergence.optimizers:
+        draft.at(location_of(divergence.update_spot(), "this moves the weights uphill, along the gradient"))
     if not draft.has_place:
         return None
-    what = "update" if not divergence.optimizers else "loss"
-    draft.treat(cure(divergence, f"turn the sign of the {what} round", [("with the other sign", course)]))
+    draft.treat(_cure(divergence, course))
     return finish(draft, evidence)
+
+
+def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course | None) -> Diagnosis | None:
+    """A loss that runs away downwards: whether it is an error with the wrong sign."""
+    divergence.first_step()  # reads the graph of the loss
+    sign, is_error, op = divergence.trajectory.sign
+    is_growth, is_lost = evidence.incident.quantity == "growth", evidence.agent.finite.memory.is_lost
+    trained = [tensor for optimizer in divergence.optimizers for tensor in parameters_of(optimizer)]
+    shrinks = course is not None and _shrinks(divergence, course)
+    grade: Grade
+    if sign < 0 and (is_error or is_lost or not is_growth) and len(trained) != 1:
+        # One tensor alone may be meant to have a large loss, as the input of an attack.
+        grade, why = "proven", "the loss can only be negative, so it has no lower bound, and every update lowers it"
+    elif sign == 0 and shrinks and divergence.has_grown:
+        grade, why = "likely", "the loss runs away downwards, and with the opposite sign its size shrinks"
+    else:
+        return None
+    spot = op.spot if op is not None else None
+    if spot is None:
+        return None
+    lowest = min(loss for loss in (0.0, *evidence.incident.losses) if math.isfinite(loss))
+    draft = check.draft(evidence, grade, f"the loss falls without bound: it has come to {lowest:.3g}", why)
+    draft.at(spot.location("cause", "this is made ever more negative"))
+    if course is not None and shrinks:
+        draft.treat(_cure(divergence, course))
+    else:
+        draft.help("turn the sign of the loss round", safety="changes-training")
+    return finish(draft, evidence)
+
+
+def _cure(divergence: Divergence, course: Course) -> Treatment:
+    what = "loss" if divergence.optimizers else "update"
+    return cure(divergence, f"turn the sign of the {what} round", [("with the other sign", course)])
 
 
 def _shrinks(divergence: Divergence, course: Course) -> bool:
     """Whether the loss gets smaller in size, batch by batch."""
     pairs = list(zip(divergence.losses(course), divergence.losses(divergence.still), strict=True))
     return len(pairs) > 1 and all(abs(now) <= 1.1 * abs(before) for now, before in pairs)
-
-
-def _last(scope: Microscope) -> tuple[Op, bool] | None:
-    """The negation that makes the loss, else its reduction; and whether it negates what is never negative."""
-    forward = [op for op in scope.ops if not op.derived and not op.node and op.spot is not None]
-    for op in reversed(forward[-6:]):
-        if op.kind == "neg":
-            return op, any(kind in each.kind for each in forward for kind in _NEVER_NEGATIVE)
-    for op in reversed(forward):
-        if op.kind in ("mean", "sum"):
-            return op, False
-    return None
 
 
 def _built_at(evidence: NumbersEvidence, optimizer: Any) -> Location | None:

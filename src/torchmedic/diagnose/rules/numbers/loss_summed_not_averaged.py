@@ -10,14 +10,11 @@ Cure: take the mean: `loss.mean()`, `reduction="mean"`; in a loop that adds up l
 
 from __future__ import annotations
 
-from collections import Counter
-
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, location_of
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
-from torchmedic.replay.trace.microscope import Microscope, Spot
-from torchmedic.replay.trajectory.course import Change
+from torchmedic.replay.trajectory.change import Change
 
 _MIN_ELEMENTS = 8
 
@@ -28,8 +25,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if divergence is None or not is_ordinary_rate(divergence):
         return None
     scope = divergence.first_step()
-    count, is_loop = divergence.trajectory.reduction
-    if scope is None or count < _MIN_ELEMENTS:
+    count, _ = divergence.trajectory.reduction
+    op = divergence.trajectory.reduced_at
+    if scope is None or op is None or op.spot is None or count < _MIN_ELEMENTS:
         return None
     course = divergence.course(Change("loss divided", gradient=1 / count))
     if not divergence.turns(course):
@@ -42,22 +40,6 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         f"the loss is summed over {whole} elements, not averaged",
         f"the loss adds up {whole} elements, so its gradients are {whole} times those of their mean",
     )
-    draft.at(location_of(_added_at(scope) if is_loop else _line(scope), f"the sum of {whole} elements"))
+    draft.at(op.spot.location("cause", f"the sum of {whole} elements"))
     draft.treat(cure(divergence, f"average the loss: divide it by {whole}", [("divided", course)]))
     return finish(draft, evidence)
-
-
-def _added_at(scope: Microscope) -> Spot | None:
-    """The addition that is run again and again."""
-    spots = [op.spot for op in scope.ops if op.kind == "add" and not op.derived and not op.node and op.spot is not None]
-    lines = Counter((spot.file, spot.line) for spot in spots)
-    return max(reversed(spots), key=lambda spot: lines[spot.file, spot.line], default=None)
-
-
-def _line(scope: Microscope) -> Spot | None:
-    """The last reduction of the forward pass."""
-    for op in reversed(scope.ops):
-        is_loss = op.kind == "sum" or "loss" in op.kind or op.kind.startswith("binary_cross_entropy")
-        if is_loss and not op.derived and not op.node and op.spot is not None:
-            return op.spot
-    return None

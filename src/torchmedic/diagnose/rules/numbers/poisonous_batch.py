@@ -12,6 +12,7 @@ Cure: repair or drop these items, limit the values, or clip the gradients.
 
 from __future__ import annotations
 
+import ast
 from statistics import median
 from typing import Any
 
@@ -26,9 +27,11 @@ from torchmedic.evidence.step_data import made_at
 from torchmedic.observe.step.batches import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.trajectory.course import Change
+from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.units import Unit
-from torchmedic.source.live_frames import place
+from torchmedic.source.live_frames import node_location, place
+from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.user_variables import loaded_files
 
 _OUTLIER = 30.0  # times the loss of the other batches
 _OUTLYING_ITEM = 30.0  # times the usual size of an item
@@ -40,7 +43,7 @@ _LINE_FACTOR = 3.0  # a variable with values that are so many times smaller is n
 def check(evidence: NumbersEvidence) -> Diagnosis | None:
     divergence = evidence.divergence
     position = _outlier(divergence) if divergence is not None else None
-    if divergence is None or position is None:
+    if divergence is None or position is None or divergence.is_falling:
         return None
     unit = divergence.trajectory.units[position]
     course = divergence.course(Change(f"without batch {position}", without=position))
@@ -58,7 +61,11 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     items = _items(unit, rows)
     label = f"extreme values in {items}" if items else "extreme values in this batch"
     if tensor is not None:
-        draft.at(made_at(evidence, unit, tensor, label, written=True) or _line_in_item(unit, tensor, rows, label))
+        draft.at(
+            made_at(evidence, unit, tensor, label, written=True)
+            or _line_in_item(unit, tensor, rows, label)
+            or _literal(tensor, rows, label)
+        )
     if not draft.has_place:
         draft.at(evidence.noticed.location("cause", label) if evidence.noticed is not None else None)
     draft.because(f"the extreme values of step {step} are in {items}" if items else "")
@@ -112,6 +119,20 @@ def _line_in_item(unit: Unit, tensor: torch.Tensor, rows: list[int], label: str)
     fetched = fetch_again(known[rows[0]], is_extreme)
     line = fetched.line if fetched is not None else None
     return place("cause", line.file, line.line, label) if line is not None else None
+
+
+def _literal(tensor: torch.Tensor, rows: list[int], label: str) -> Location | None:
+    """The only number in the user's files that is the extreme value."""
+    values = tensor[rows[0]].detach().flatten()
+    extreme = float(values[values.abs().argmax()])
+    found = [
+        (file, node)
+        for file in loaded_files()
+        for node in nodes_in(syntax_tree(file))
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value
+        if float(torch.tensor(node.value, dtype=tensor.dtype)) == abs(extreme)
+    ]
+    return node_location("cause", *found[0], label) if len(found) == 1 else None
 
 
 def _items(unit: Unit, rows: list[int]) -> str:

@@ -16,7 +16,7 @@ from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_o
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.step_data import data_of, made_at
 from torchmedic.records import Diagnosis
-from torchmedic.replay.trajectory.course import Change
+from torchmedic.replay.trajectory.change import Change
 
 
 @rule("TM234", "unscaled-data")

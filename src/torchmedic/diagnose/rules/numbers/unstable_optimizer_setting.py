@@ -15,9 +15,10 @@ from typing import Any
 
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
+from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Location
-from torchmedic.replay.trajectory.course import Change
+from torchmedic.replay.trajectory.change import Change
 from torchmedic.source.lookup.optimizers import built_at
 
 
@@ -28,8 +29,10 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         return None
     for optimizer in divergence.optimizers:
         for name, value, usual in _unusual(optimizer):
-            course = divergence.course(Change(f"usual {name}", options={name: usual}))
+            course = divergence.course(Change(f"usual {name}", options={name: usual}, fresh=name != "weight_decay"))
             if course is None or not divergence.turns(course):
+                if name == "momentum" and value >= 1:
+                    return _never_stable(evidence, divergence, optimizer, value)
                 continue
             draft = begin(
                 check,
@@ -42,6 +45,16 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             draft.treat(cure(divergence, f"use `{name}={usual}`", [(f"with {name}={usual}", course)]))
             return finish(draft, evidence)
     return None
+
+
+def _never_stable(evidence: NumbersEvidence, divergence: Divergence, optimizer: Any, momentum: float) -> Diagnosis:
+    """A velocity that never gets smaller, where the weights are too far gone for a usual momentum to save them."""
+    why = f"with `momentum={momentum}` the velocity never gets smaller by itself, so the updates grow with time"
+    message = f"`momentum={momentum}` of the optimizer is out of range"
+    draft = begin(check, evidence, divergence, message, why, grade="likely")
+    draft.at(_built_at(evidence, optimizer, "momentum", momentum))
+    draft.help("use `momentum=0.9`", safety="changes-training")
+    return finish(draft, evidence)
 
 
 def _unusual(optimizer: Any) -> list[tuple[str, Any, Any]]:

@@ -20,7 +20,7 @@ from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
 from torchmedic.replay.isolation.torch_state import muted, set_version
 from torchmedic.replay.step.iterators import draws_from_iterator
-from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.runner import Runner, SegmentEnd
 from torchmedic.replay.step.side_effects import no_side_effects
 
@@ -110,7 +110,7 @@ class FakeRunner(Runner):
 
     def _execute_fake(self, namespace: dict[str, Any], after: Callable[[ast.stmt], None] | None = None) -> None:
         for statement, code in self.segment.code():
-            if statement.lineno in self.frozen or draws_from_iterator(statement, namespace):
+            if start_of(statement) in self.frozen or draws_from_iterator(statement, namespace):
                 continue
             if not self._run_statement(statement, code, namespace):
                 continue

@@ -1,0 +1,153 @@
+"""Whether a loss can only be negative: read from its graph, and from the sizes of its terms."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+import torch
+
+from torchmedic.replay.trace.microscope import Microscope, Op, Spot
+from torchmedic.source.live_frames import expressions
+
+_MAX_NODES = 200
+_MAX_NODES_TO_DATA = 6
+_NOTABLE_TERM = 0.05  # of the largest term of a sum: smaller ones do not decide
+
+_ERRORS = frozenset("MseLoss SmoothL1Loss HuberLoss BinaryCrossEntropy BinaryCrossEntropyWithLogits".split())
+_NEVER_NEGATIVE = frozenset(
+    "Abs Exp Exp2 Relu Softplus Sigmoid Softmax Sqrt Norm LinalgVectorNorm Cosh Var Std CdistForward".split()
+)
+_NEVER_POSITIVE = frozenset(["LogSoftmax", "LogSigmoid"])
+_DISTANCES = frozenset(["Abs", "Pow", "Norm", "LinalgVectorNorm", "Mul"])  # of what is a difference
+_PASSES_ON = frozenset(
+    "Mean Sum View UnsafeView ReshapeAlias Unsqueeze Squeeze Expand Select Slice Gather Index IndexSelect T Transpose "
+    "Permute Clone ToCopy Stack Cat Unbind Split MaskedSelect Alias".split()
+)
+
+
+class LossSign(NamedTuple):
+    """The sign of what a loss mostly consists of."""
+
+    sign: int  # -1: never positive, 1: never negative, 0: not known
+    is_error: bool = False  # it measures how far something is from the data
+    op: Op | None = None  # that makes the loss, or turns its sign in the same function
+
+
+def sign_of_loss(loss: torch.Tensor, scope: Microscope) -> LossSign:
+    """The sign of a loss. The scope has seen the replay that made the loss, and was read."""
+    return _Signs(scope).of_loss(loss.grad_fn)
+
+
+class _Signs:
+    def __init__(self, scope: Microscope) -> None:
+        self._scope = scope
+        self._left = _MAX_NODES
+        self._are_errors = True
+        self._turns: list[Any] = []  # nodes that turn the sign, from the loss on
+
+    def of_loss(self, root: Any) -> LossSign:
+        sign = self._of(root) if root is not None else 0
+        made = self._op(root)
+        if made is None or made.spot is None:
+            return LossSign(sign, self._are_errors)
+        turned = [op for node in self._turns if (op := self._op(node)) is not None and op.spot is not None]
+        near = [op for op in turned if op.spot is not None and _is_near(op.spot, made.spot)]
+        return LossSign(sign, self._are_errors, near[0] if near else made)
+
+    def _op(self, node: Any) -> Op | None:
+        return self._scope.op_of(node) if node is not None else None
+
+    def _of(self, node: Any) -> int:
+        self._left -= 1
+        if node is None or self._left < 0:
+            return 0
+        name = type(node).__name__.partition("Backward")[0]
+        if name in _NEVER_POSITIVE:
+            return -1
+        if name in _ERRORS:
+            return 1
+        if name in _NEVER_NEGATIVE or _is_even_power(name, node):
+            self._are_errors &= name in _DISTANCES and _is_from_data(node)
+            return 1
+        if name in ("Neg", "NllLoss", "NllLoss2D", "NllLossNd"):
+            self._turns.append(node)
+            return -self._of(node.next_functions[0][0])
+        if name in ("Add", "Sub", "Rsub"):
+            return self._of_sum(node, name)
+        if name in ("Mul", "Div"):
+            return self._of_product(node)
+        if name in _PASSES_ON:
+            return self._same_of([following for following, _ in node.next_functions])
+        return 0
+
+    def _same_of(self, nodes: list[Any]) -> int:
+        """The sign that nodes have in common."""
+        signs = {self._of(node) for node in nodes}
+        return signs.pop() if len(signs) == 1 else 0
+
+    def _of_sum(self, node: Any, name: str) -> int:
+        """The sign of the terms that are not small against the largest."""
+        second = _sign(getattr(node, "_saved_alpha", 1)) * (-1 if name == "Sub" else 1)
+        factors = [-1, 1] if name == "Rsub" else [1, second]
+        terms = [(following, factor) for (following, _), factor in zip(node.next_functions, factors, strict=False)]
+        op = self._op(node)
+        sizes = [self._scope.magnitude(value) for value in op.inputs] if op is not None else []
+        if len(sizes) == len(terms):
+            bound = _NOTABLE_TERM * max(sizes)
+            terms = [term for term, size in zip(terms, sizes, strict=True) if size >= bound]
+        else:  # a number is added
+            terms = [term for term in terms if term[0] is not None]
+        if any(factor < 0 for _, factor in terms):
+            self._turns.append(node)
+        signs = {factor * self._of(following) for following, factor in terms}
+        return signs.pop() if len(signs) == 1 else 0
+
+    def _of_product(self, node: Any) -> int:
+        left, right = (*node.next_functions, (None, 0))[:2]
+        if left[0] is not None and left == right:
+            self._are_errors &= _is_from_data(node)
+            return 1  # a value times itself
+        if left[0] is not None and right[0] is not None:
+            return self._of(left[0]) * self._of(right[0])
+        inner, constant = (left[0], "_saved_other") if left[0] is not None else (right[0], "_saved_self")
+        sign = _sign(getattr(node, constant, None))
+        if sign < 0:
+            self._turns.append(node)
+        return sign * self._of(inner)
+
+
+def _is_near(spot: Spot, loss: Spot) -> bool:
+    """Whether an expression turns a sign as its text says, in the function that makes the loss."""
+    if (spot.file, spot.function) != (loss.file, loss.function):
+        return False
+    span = (spot.line, spot.column, spot.end_line, spot.end_column)
+    return any(isinstance(node, ast.UnaryOp | ast.BinOp) for node in expressions(spot.file).get(span, ()))
+
+
+def _is_from_data(node: Any) -> bool:
+    """Whether a value is, but for factors, the difference from a tensor that is not trained."""
+    for _ in range(_MAX_NODES_TO_DATA):
+        name = type(node).__name__.partition("Backward")[0]
+        nodes = [following for following, _ in node.next_functions if following is not None]
+        if name in ("Sub", "Add"):
+            return len(nodes) == 1 or any(_is_from_data(each) for each in nodes)
+        if not nodes:
+            return False
+        node = nodes[0]
+    return False
+
+
+def _is_even_power(name: str, node: Any) -> bool:
+    exponent = getattr(node, "_saved_exponent", None) if name == "Pow" else None
+    return isinstance(exponent, int | float) and exponent % 2 == 0
+
+
+def _sign(value: Any) -> int:
+    """The sign that all elements have; 0 where they differ."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() == 0 or value.is_complex():
+            return 0
+        low, high = float(value.detach().min()), float(value.detach().max())
+        return 1 if low >= 0 else -1 if high <= 0 else 0
+    return (value > 0) - (value < 0) if isinstance(value, int | float) else 0
