@@ -37,4 +37,5 @@ def explain_first_steps(
     ]
     evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank)
     for diagnosis in ask_each(evidence, registry.CHECKUP):
-        publish_silent(diagnosis, agent, said)
+        if unreached is None or not said.has_line(diagnosis):  # a cut is told once: as a lost term, or as lost parameters
+            publish_silent(diagnosis, agent, said)

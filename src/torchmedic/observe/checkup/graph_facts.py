@@ -136,6 +136,34 @@ def _before_reordering(graph: LossGraph, node: Node | None, axis: int) -> tuple[
     return node, axis
 
 
+def activation_of(graph: LossGraph, call: LossCall) -> Node | None:
+    """The node that made the values a loss is given, past a reshape and a constant factor of at most 1.
+
+    Such a factor, as of a temperature, makes probabilities even flatter. A larger factor may spread them again.
+    """
+    node = graph.value_of(graph.made(call.sequence))
+    while node is not None and node.factor is not None and 0 < node.factor <= 1:
+        node = graph.value_of(graph.nodes[node.behind[0]])
+    return node
+
+
+def factor_of(kind: str, raw: Any) -> float | None:
+    """The number that a tensor is multiplied by, or whose inverse for a division; None where it is not a number."""
+    if kind not in _SCALING:
+        return None
+    try:
+        other = raw._saved_other
+    except RuntimeError:
+        return None  # overwritten since
+    if isinstance(other, torch.Tensor):
+        if other.dim() or not other.is_cpu or other.is_complex() or other.is_meta:
+            return None
+        other = other.item()
+    if not isinstance(other, float | int) or not other:
+        return None
+    return float(other) if kind == "MulBackward" else 1 / other
+
+
 def order_of_dims(kind: str, raw: Any, count: int) -> tuple[int, ...]:
     """For an operation that reorders dimensions: which dimension of its input each of its result is."""
     if kind == "PermuteBackward" and hasattr(raw, "_saved_dims"):

@@ -18,7 +18,6 @@ from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts, sites_of
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.source.user_code import is_user_file
 
-_READS = ("item", "__float__")
 _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
 _RIGHT = ("__radd__", "__rsub__")
 _MAX_SUMS = 200
@@ -35,6 +34,8 @@ class MixedSum(NamedTuple):
 class LostTerms(GraphCuts):
     """Notes sums and cuts while it is armed."""
 
+    _counts_reads = True
+
     def __init__(self) -> None:
         super().__init__()
         self.sums: list[MixedSum] = []
@@ -47,11 +48,8 @@ class LostTerms(GraphCuts):
             return
         self.key = key
         self.arm(None)
-        for name in _READS:
-            self._put(name, self._noting(name, getattr(torch.Tensor, name)))
         for name in (*_LEFT, *_RIGHT):
             self._put(name, self._summing(name, getattr(torch.Tensor, name)))
-        self._put("tensor", self._noting("torch.tensor", torch.tensor), torch)
 
     def backward_begins(self, key: tuple[str, int]) -> bool:
         """A backward begins; whether it is that of the watched loss, and the watch is over."""

@@ -121,6 +121,8 @@ class Checkup:
         self.rests = False
         if self.terms.armed:
             self._follow_terms(roots, key, frame)
+        if self.unreached.cuts.armed and gradient_call(frame) is None:
+            self.unreached.backward_begins(roots)
         was_armed = self.births.armed
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
