@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # What a first layer was given, if that is no part of the graph: the saved tensor, and where it stands among the inputs.
 _GIVEN = {"AddmmBackward": ("_saved_mat1", 1), "ConvolutionBackward": ("_saved_input", 0)}
 _MAX_FACTOR = 4.0  # of a first loss over the loss of knowing nothing
+_MAX_TERMS = 32  # of a loss
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
 _OF_CLASSES = ("nll_loss", "cross_entropy")
 _UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
@@ -182,7 +183,7 @@ def signed(dim: int) -> int:
 
 
 def partial_sums(graph: LossGraph) -> list[Node]:
-    """Sums of single numbers that reach the loss unchanged but for a factor, and have a term without a graph.
+    """Sums and stacks of single numbers that reach the loss but for a factor, and have a term without a graph.
 
     Such a term adds nothing to any gradient.
     """
@@ -195,9 +196,14 @@ def partial_sums(graph: LossGraph) -> list[Node]:
             continue
         seen.add(number)
         node = graph.nodes[number]
-        if node.shape is None or math.prod(node.shape) != 1:
+        size = math.prod(node.shape) if node.shape is not None else 0
+        if node.kind == "StackBackward" and size == len(node.behind) + len(node.missing):
+            found += [node] if node.missing else []
+        elif not 0 < size <= _MAX_TERMS:
             continue
-        if node.kind in _SUMS:
+        elif node.kind in _SUMS:
+            if size > 1:
+                continue
             found += [node] if node.missing else []
         elif node.kind not in _LINEAR and not (node.kind in _SCALING and node.missing == [1]):
             continue

@@ -8,7 +8,7 @@ graph comes from such a line.
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ class MixedSum(NamedTuple):
 
     sites: tuple[Site, ...]
     is_right: bool  # the operand without a graph stands on the right
+    index: int | None = None  # its position, where several terms are added in turn by one instruction
 
 
 class LostTerms(GraphCuts):
@@ -41,6 +42,7 @@ class LostTerms(GraphCuts):
         self.sums: list[MixedSum] = []
         self.key: tuple[str, int] | None = None  # the call of backward whose loss is watched
         self._backwards = 0
+        self._turns: dict[tuple[CodeType, int], int] = {}  # by instruction: how many terms it has added
 
     def watch(self, key: tuple[str, int]) -> None:
         """Watch the next step for the loss of one call of backward."""
@@ -85,8 +87,11 @@ class LostTerms(GraphCuts):
     def _note_sum(self, name: str, tensor: Any, other: Any, frame: FrameType) -> None:
         if not isinstance(other, torch.Tensor | float | int) or type(tensor) is not torch.Tensor:
             return
-        if not isinstance(other, torch.Tensor) and other == 0:
+        place = (frame.f_code, frame.f_lasti)
+        if not isinstance(other, torch.Tensor) and other == 0 and name == "__radd__":
+            self._turns[place] = 0
             return  # `total = 0`, to which losses are added
+        turn = self._turns[place] = self._turns.get(place, 0) + 1
         has_graph = tensor.grad_fn is not None
         other_has = isinstance(other, torch.Tensor) and other.requires_grad
         if has_graph is other_has or tensor.numel() != 1 or (isinstance(other, torch.Tensor) and other.numel() != 1):
@@ -94,4 +99,7 @@ class LostTerms(GraphCuts):
         plain = other if has_graph else tensor
         if isinstance(plain, torch.Tensor) and plain.is_cpu and not plain.is_nonzero():
             return  # multiplied by zero on purpose
-        self.sums.append(MixedSum(sites_of(frame), has_graph is (name in _LEFT)))
+        is_right = has_graph is (name in _LEFT)
+        # Numbers at the beginning of a sum are added up before the first tensor comes.
+        index = turn if is_right else 0 if turn == 1 else None
+        self.sums.append(MixedSum(sites_of(frame), is_right, index))
