@@ -31,7 +31,7 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.bad_value_makers import shares_memory
 from torchmedic.source.lookup.preparing_statements import Slice, statements_making
 from torchmedic.source.objects.finite import is_bad
-from torchmedic.source.syntax import FUNCTIONS
+from torchmedic.source.syntax import FUNCTIONS, callee, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
 
 _MAX_SECONDS = 10.0
@@ -39,6 +39,7 @@ _MAX_ITEMS = 4096  # of a batch
 _MAX_HOLDERS = 4  # variables that are made again
 _MAX_DEPTH = 3  # of objects that hold the data
 _ROOM_FACTOR = 1.5
+_CONSTRUCTED = "__constructed__"  # the name of an object that no variable of the user's holds
 
 
 class _Holder(NamedTuple):
@@ -115,9 +116,11 @@ def _holders(frames: list[Frame], data: torch.Tensor | None, objects: list[Any])
         if frame.tree is not None and frame.file not in modules:
             modules.add(frame.file)
             live = next((each for each in frames if each.file == frame.file and each.function == "<module>"), None)
-            yield from _made_in(
-                frame, frame.live.f_globals, frame.tree.body, live.line if live is not None else 0, data, objects
-            )
+            line = live.line if live is not None else 0
+            yield from _made_in(frame, frame.live.f_globals, frame.tree.body, line, data, objects)
+    for frame in reversed(frames):
+        for value in objects if frame.is_user else ():
+            yield from _constructed_in(frame, type(value).__name__)
 
 
 def _made_in(
@@ -128,14 +131,35 @@ def _made_in(
     data: torch.Tensor | None,
     objects: list[Any],
 ) -> Iterator[_Holder]:
-    known = {**frame.live.f_globals, **variables}
-    fixed = {name for name, value in known.items() if inspect.ismodule(value) or inspect.isroutine(value)}
-    fixed |= {name for name, value in known.items() if isinstance(value, type)}
+    fixed = _fixed({**frame.live.f_globals, **variables})
     for name, value in list(variables.items()):
         if not name.startswith("__") and any(_is_data(part, data, objects) for part in _reachable(value, _MAX_DEPTH)):
             found = statements_making(name, body, line, fixed)
             if found.statements:
                 yield _Holder(name, frame, found)
+
+
+def _constructed_in(frame: Frame, name: str) -> Iterator[_Holder]:
+    """An object that no variable holds, where a single expression of the frame's own function constructs it."""
+    body = function_body(frame)
+    calls = [node for node in nodes_in(frame.tree) if isinstance(node, ast.Call) and callee(node) == name]
+    if len(calls) != 1 or not isinstance(body, FUNCTIONS | ast.Module):
+        return
+    if isinstance(body, ast.Module) or has_line(body, calls[0].lineno):
+        assignment = ast.Assign([ast.Name(_CONSTRUCTED, ast.Store())], calls[0])
+        ast.fix_missing_locations(ast.copy_location(assignment, calls[0]))
+        known = {**frame.live.f_globals, **frame.variables}
+        made = statements_making(_CONSTRUCTED, body.body, calls[0].lineno, _fixed(known), last=assignment)
+        yield _Holder(_CONSTRUCTED, frame, made)
+
+
+def _fixed(variables: dict[str, Any]) -> set[str]:
+    """The names of modules, functions and classes."""
+    return {
+        name
+        for name, value in variables.items()
+        if inspect.ismodule(value) or inspect.isroutine(value) or isinstance(value, type)
+    }
 
 
 def _is_data(value: Any, data: torch.Tensor | None, objects: list[Any]) -> bool:

@@ -48,7 +48,7 @@ class Unreached:
         self.thawed: set[int] = set()  # identities of those that are to be trained only from some step on
         self.steps = 0
         self.over = False  # judged
-        self._has_whole = False  # the parameters without a gradient are all those of some optimizer
+        self.has_whole = False  # the parameters without a gradient are all those of some optimizer
         self._seen: set[int] = set()
 
     @property
@@ -71,7 +71,7 @@ class Unreached:
             if has_gradients or not has_closure:
                 self._seen.add(id(optimizer))
             if has_gradients or not has_closure:
-                self._has_whole |= not has_gradients
+                self.has_whole |= not has_gradients
                 self.missing += [
                     Missing(tensor) for tensor in parameters if tensor.requires_grad and tensor.grad is None
                 ]
@@ -81,7 +81,7 @@ class Unreached:
 
     def backward_begins(self, roots: Sequence[Any]) -> None:
         """Forget the parameters that a loss reaches: their gradients are only cleared too early."""
-        reached = {id(leaf) for leaf in leaves_behind(roots)} if self._has_whole and self.cuts.armed else set()
+        reached = {id(leaf) for leaf in leaves_behind(roots)} if self.has_whole and self.cuts.armed else set()
         self.missing = [found for found in self.missing if id(found.reference()) not in reached]
 
     def step_ended(self) -> None:
@@ -92,7 +92,7 @@ class Unreached:
 
     def is_due(self, *, at_end: bool = False) -> bool:
         """Whether there is enough to be judged; once."""
-        wanted = _MIN_STEPS_AT_END if at_end else _MIN_STEPS_OF_WHOLE if self._has_whole else _MIN_STEPS
+        wanted = _MIN_STEPS_AT_END if at_end else _MIN_STEPS_OF_WHOLE if self.has_whole else _MIN_STEPS
         if self.over or not self.missing or self.steps < wanted:
             return False
         self.over = True

@@ -25,7 +25,9 @@ class Slice(NamedTuple):
     overwritten: frozenset[str]
 
 
-def statements_making(name: str, body: list[ast.stmt], line: int, fixed: Set[str]) -> Slice:
+def statements_making(
+    name: str, body: list[ast.stmt], line: int, fixed: Set[str], *, last: ast.stmt | None = None
+) -> Slice:
     """The statements of a function, or of a module, that made a variable before a line was reached.
 
     Args:
@@ -33,12 +35,13 @@ def statements_making(name: str, body: list[ast.stmt], line: int, fixed: Set[str
         body: Of the function or the module.
         line: The line that is running; 0 where the whole body has run.
         fixed: The names of modules, functions and classes, which are as they are.
+        last: A further statement, which is taken as the last one.
     """
     needed = {name}
     kept: list[ast.stmt] = []
     bound: set[str] = set()
     written: set[str] = set()
-    for statement in reversed(_before(body, line)):
+    for statement in reversed([*_before(body, line), *([last] if last is not None else [])]):
         accesses = of_nodes([statement])
         touched = {path[0] for path in accesses.writes} - fixed
         if not (touched & needed or _is_seeding(statement)) or isinstance(statement, _DEFINING):

@@ -1,7 +1,7 @@
 """Which expressions make up one term of a sum: the term itself, and what its names were assigned.
 
-A sum is `a + b`, `a += b`, `sum(...)` or `torch.stack(...)`. A term of the last two is found by its position in the list,
-the dict or the generator that is summed, also where another function of the user's returns that.
+A sum is `a + b`, `a += b`, `sum(...)` or `torch.stack(...)`. A term of the last two is found by its position in the
+list, the dict or the generator that is summed, also where another function of the user's returns that.
 """
 
 from __future__ import annotations

@@ -70,9 +70,7 @@ def _lost_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagnosi
 
 def _callees(cuts: list[Cut]) -> Callees:
     """The functions of the user's in which cuts were made, by the expressions that called them."""
-    return {
-        span_of(spot_of(outer)): inner.code for cut in cuts for inner, outer in itertools.pairwise(cut.sites)
-    }
+    return {span_of(spot_of(outer)): inner.code for cut in cuts for inner, outer in itertools.pairwise(cut.sites)}
 
 
 def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, list[Cut]]:

@@ -1,8 +1,8 @@
 """An optimizer holds parameters whose result is cut off from the loss.
 
 What: these parameters require a gradient and are used in the forward pass, but had no gradient in any step. Their
-result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()`, `argmax()`, or `item()` with a new tensor made of
-the number.
+result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, or by
+`item()` where a new tensor is made of the number.
 
 Why: autograd follows only the operations that it has recorded. Parameters before a cut get no gradient; the optimizer
 skips them silently, and they keep their initial values. The rest of the model may still learn, so the loss falls all
