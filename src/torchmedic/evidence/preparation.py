@@ -39,7 +39,7 @@ _MAX_ITEMS = 4096  # of a batch
 _MAX_HOLDERS = 4  # variables that are made again
 _MAX_DEPTH = 3  # of objects that hold the data
 _ROOM_FACTOR = 1.5
-_CONSTRUCTED = "__constructed__"  # the name of an object that no variable of the user's holds
+_UNNAMED = "__torchmedic_data__"  # the name of a value that no variable of the user's holds
 
 
 class _Holder(NamedTuple):
@@ -106,51 +106,73 @@ def _has_room() -> bool:
 
 def _holders(frames: list[Frame], data: torch.Tensor | None, objects: list[Any]) -> Iterator[_Holder]:
     """Variables of the user's frames that hold the data, the innermost first."""
+
+    def holding(variables: dict[str, Any]) -> list[str]:
+        return [
+            name
+            for name, value in list(variables.items())
+            if not name.startswith("__") and any(_is_data(part, data, objects) for part in _reachable(value, _MAX_DEPTH))
+        ]
+
     modules: set[str] = set()
-    for frame in reversed(frames):
-        if not frame.is_user:
-            continue
-        body = function_body(frame)
+    for number, frame in reversed(list(enumerate(frames))):
+        body = function_body(frame) if frame.is_user else None
         if isinstance(body, FUNCTIONS):
-            yield from _made_in(frame, dict(frame.variables), body.body, frame.line, data, objects)
-        if frame.tree is not None and frame.file not in modules:
+            for name in holding(frame.variables):
+                yield from _made(frame, name, frame.line)
+                yield from _given(frames[number - 1], frame, name) if number else ()
+        if body is not None and frame.tree is not None and frame.file not in modules:
             modules.add(frame.file)
-            live = next((each for each in frames if each.file == frame.file and each.function == "<module>"), None)
-            line = live.line if live is not None else 0
-            yield from _made_in(frame, frame.live.f_globals, frame.tree.body, line, data, objects)
+            top = next((each for each in frames if each.file == frame.file and each.function == "<module>"), None)
+            for name in holding(frame.live.f_globals):
+                yield from _made(frame, name, top.line if top is not None else 0, frame.tree)
     for frame in reversed(frames):
         for value in objects if frame.is_user else ():
-            yield from _constructed_in(frame, type(value).__name__)
+            yield from _constructed(frame, type(value).__name__)
 
 
-def _made_in(
-    frame: Frame,
-    variables: dict[str, Any],
-    body: list[ast.stmt],
-    line: int,
-    data: torch.Tensor | None,
-    objects: list[Any],
-) -> Iterator[_Holder]:
-    fixed = _fixed({**frame.live.f_globals, **variables})
-    for name, value in list(variables.items()):
-        if not name.startswith("__") and any(_is_data(part, data, objects) for part in _reachable(value, _MAX_DEPTH)):
-            found = statements_making(name, body, line, fixed)
-            if found.statements:
-                yield _Holder(name, frame, found)
+def _made(frame: Frame, name: str, line: int, body: ast.AST | None = None) -> Iterator[_Holder]:
+    """A variable, where statements of its own function, or of the module that is given, made it."""
+    body = function_body(frame) if body is None else body
+    if isinstance(body, FUNCTIONS | ast.Module):
+        fixed = _fixed({**frame.live.f_globals, **frame.variables})
+        found = statements_making(name, body.body, line, fixed)
+        if found.statements:
+            yield _Holder(name, frame, found)
 
 
-def _constructed_in(frame: Frame, name: str) -> Iterator[_Holder]:
+def _given(caller: Frame, frame: Frame, name: str) -> Iterator[_Holder]:
+    """An argument of a function that runs, as the expression of the caller makes it."""
+    call, code = caller.node, frame.live.f_code
+    names = list(code.co_varnames[: code.co_argcount])
+    if not caller.is_user or not isinstance(call, ast.Call) or name not in names:
+        return
+    given = list(call.args)
+    if names[0] == "self" and isinstance(call.func, ast.Attribute):
+        given.insert(0, call.func.value)
+    named = {each.arg: each.value for each in call.keywords}
+    expression = named.get(name) or next((value for own, value in zip(names, given, strict=False) if own == name), None)
+    if expression is not None:
+        yield from _expressed(caller, expression, caller.line)
+
+
+def _constructed(frame: Frame, name: str) -> Iterator[_Holder]:
     """An object that no variable holds, where a single expression of the frame's own function constructs it."""
     body = function_body(frame)
     calls = [node for node in nodes_in(frame.tree) if isinstance(node, ast.Call) and callee(node) == name]
-    if len(calls) != 1 or not isinstance(body, FUNCTIONS | ast.Module):
-        return
-    if isinstance(body, ast.Module) or has_line(body, calls[0].lineno):
-        assignment = ast.Assign([ast.Name(_CONSTRUCTED, ast.Store())], calls[0])
-        ast.fix_missing_locations(ast.copy_location(assignment, calls[0]))
-        known = {**frame.live.f_globals, **frame.variables}
-        made = statements_making(_CONSTRUCTED, body.body, calls[0].lineno, _fixed(known), last=assignment)
-        yield _Holder(_CONSTRUCTED, frame, made)
+    if len(calls) == 1 and isinstance(body, FUNCTIONS | ast.Module):
+        if isinstance(body, ast.Module) or has_line(body, calls[0].lineno):
+            yield from _expressed(frame, calls[0], calls[0].lineno)
+
+
+def _expressed(frame: Frame, expression: ast.expr, line: int) -> Iterator[_Holder]:
+    """The value of an expression, as if a variable held it."""
+    body = function_body(frame)
+    if isinstance(body, FUNCTIONS | ast.Module):
+        last = ast.copy_location(ast.Assign([ast.Name(_UNNAMED, ast.Store())], expression), expression)
+        fixed = _fixed({**frame.live.f_globals, **frame.variables})
+        made = statements_making(_UNNAMED, body.body, line, fixed, last=ast.fix_missing_locations(last))
+        yield _Holder(_UNNAMED, frame, made)
 
 
 def _fixed(variables: dict[str, Any]) -> set[str]:
