@@ -1,9 +1,9 @@
-"""False alarms on healthy training: 40 runs of several hundred steps whose curves look odd, and are as they should be.
+"""False alarms on healthy training: 41 runs of several hundred steps whose curves look odd, and are as they should be.
 
     python benchmarks/healthy_runs.py [--only WORD]
 
-Noise, spikes that recover, plateaus, schedules that end, rising losses of GANs and of reinforcement learning, frozen and
-adapted layers, averaged weights. Each run must end with status 0 and without a diagnosis.
+Noise, spikes that recover, plateaus, schedules that end, rising losses of GANs and of reinforcement learning, frozen
+and adapted layers, averaged weights. Each run must end with status 0 and without a diagnosis.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ RUNS = {
     ),
     "spikes-that-recover": Run(
         "net = mlp(8, 1)\nopt = torch.optim.Adam(net.parameters(), 1e-3)",
-        "x, y = line()\nif step % 90 == 60: y = y * 30\nloss = F.mse_loss(net(x), y)\nopt.zero_grad(); loss.backward()\n"
+        "x, y = line()\nif step % 90 == 60: y = y * 30\nloss = F.mse_loss(net(x), y)\n"
+        "opt.zero_grad(); loss.backward()\n"
         "nn.utils.clip_grad_norm_(net.parameters(), 1.0); opt.step()",
     ),
     "plateau-of-pure-noise": Run(
@@ -121,13 +122,15 @@ RUNS = {
     ),
     # Parts of a model
     "frozen-backbone": Run(
-        "body = mlp(8, 16).requires_grad_(False)\nhead = nn.Linear(16, 4)\nopt = torch.optim.SGD(head.parameters(), 0.1)",
+        "body = mlp(8, 16).requires_grad_(False)\nhead = nn.Linear(16, 4)\n"
+        "opt = torch.optim.SGD(head.parameters(), 0.1)",
         "x, y = blobs()\nloss = F.cross_entropy(head(body(x)), y)\n" + UPDATE,
     ),
     "thawed-later": Run(
         "body, head = mlp(8, 16), nn.Linear(16, 4)\nbody.requires_grad_(False)\n"
         "opt = torch.optim.Adam(head.parameters(), 1e-3)",
-        "if step == 200:\n    body.requires_grad_(True)\n    opt.add_param_group({'params': body.parameters(), 'lr': 1e-4})\n"
+        "if step == 200:\n    body.requires_grad_(True)\n"
+        "    opt.add_param_group({'params': body.parameters(), 'lr': 1e-4})\n"
         "x, y = blobs()\nloss = F.cross_entropy(head(body(x)), y)\n" + UPDATE,
     ),
     "low-rank-adapter": Run(
@@ -171,7 +174,8 @@ RUNS = {
     ),
     "weights-of-tasks-by-size": Run(
         "net = mlp(8, 6)\nopt = torch.optim.Adam(net.parameters(), 1e-3)",
-        "x, y = blobs()\nout = net(x)\nparts = {'ce': F.cross_entropy(out[:, :4], y), 'mse': F.mse_loss(out[:, 4:], x[:, :2])}\n"
+        "x, y = blobs()\nout = net(x)\n"
+        "parts = {'ce': F.cross_entropy(out[:, :4], y), 'mse': F.mse_loss(out[:, 4:], x[:, :2])}\n"
         "weights = {name: 1 / (part.detach() + 1e-3) for name, part in parts.items()}\n"
         "loss = sum(weights[name] * part for name, part in parts.items())\n" + UPDATE,
     ),
@@ -183,11 +187,13 @@ RUNS = {
     "distillation": Run(
         "teacher, net = mlp(8, 4, 64).eval(), mlp(8, 4, 16)\nopt = torch.optim.Adam(net.parameters(), 2e-3)",
         "x, y = blobs()\nwith torch.no_grad(): soft = (teacher(x) / 2).softmax(-1)\nout = net(x)\n"
-        "losses = [0.5 * F.cross_entropy(out, y), 2.0 * F.kl_div((out / 2).log_softmax(-1), soft, reduction='batchmean')]\n"
+        "losses = [0.5 * F.cross_entropy(out, y), 2.0 * F.kl_div((out / 2).log_softmax(-1), soft, "
+        "reduction='batchmean')]\n"
         "loss = sum(losses)\n" + UPDATE,
     ),
     "autoencoder-with-annealed-kl": Run(
-        "enc, dec = nn.Linear(8, 8), nn.Linear(4, 8)\nopt = torch.optim.Adam([*enc.parameters(), *dec.parameters()], 2e-3)",
+        "enc, dec = nn.Linear(8, 8), nn.Linear(4, 8)\n"
+        "opt = torch.optim.Adam([*enc.parameters(), *dec.parameters()], 2e-3)",
         "x, _ = blobs()\nmu, lv = enc(x).chunk(2, -1)\nz = mu + torch.randn_like(mu) * (lv / 2).exp()\n"
         "kl = -0.5 * (1 + lv - mu ** 2 - lv.exp()).sum(-1).mean()\n"
         "loss = F.mse_loss(dec(z), x) + min(1.0, step / 200) * 0.1 * kl\n" + UPDATE,
@@ -211,7 +217,8 @@ RUNS = {
     ),
     # Losses that rise
     "gan": Run(
-        "gen, dis = mlp(4, 2), mlp(2, 1, act=nn.LeakyReLU)\ng_opt = torch.optim.Adam(gen.parameters(), 1e-3, (0.5, 0.9))\n"
+        "gen, dis = mlp(4, 2), mlp(2, 1, act=nn.LeakyReLU)\n"
+        "g_opt = torch.optim.Adam(gen.parameters(), 1e-3, (0.5, 0.9))\n"
         "d_opt = torch.optim.Adam(dis.parameters(), 1e-3, (0.5, 0.9))",
         "real, fake = torch.randn(32, 2) * 0.2 + 1, gen(torch.randn(32, 4))\n"
         "d_loss = F.softplus(-dis(real)).mean() + F.softplus(dis(fake.detach())).mean()\n"
@@ -221,7 +228,8 @@ RUNS = {
     "wasserstein-gan": Run(
         "gen, dis = mlp(4, 2), mlp(2, 1)\ng_opt = torch.optim.RMSprop(gen.parameters(), 5e-4)\n"
         "d_opt = torch.optim.RMSprop(dis.parameters(), 5e-4)",
-        "real, fake = torch.randn(32, 2) + 2, gen(torch.randn(32, 4))\nd_loss = dis(fake.detach()).mean() - dis(real).mean()\n"
+        "real, fake = torch.randn(32, 2) + 2, gen(torch.randn(32, 4))\n"
+        "d_loss = dis(fake.detach()).mean() - dis(real).mean()\n"
         "d_opt.zero_grad(); d_loss.backward(); d_opt.step()\nfor p in dis.parameters(): p.data.clamp_(-0.05, 0.05)\n"
         "if step % 5 == 0:\n    g_opt.zero_grad(); (-dis(fake).mean()).backward(); g_opt.step()",
     ),
@@ -242,7 +250,8 @@ RUNS = {
     "actor-critic": Run(
         "body, pi, v = nn.Linear(4, 32), nn.Linear(32, 2), nn.Linear(32, 1)\n"
         "opt = torch.optim.Adam([*body.parameters(), *pi.parameters(), *v.parameters()], 2e-3)",
-        "s = torch.randn(24, 4)\nh = torch.tanh(body(s))\nd = torch.distributions.Categorical(logits=pi(h))\na = d.sample()\n"
+        "s = torch.randn(24, 4)\nh = torch.tanh(body(s))\n"
+        "d = torch.distributions.Categorical(logits=pi(h))\na = d.sample()\n"
         "r = ((s[:, 0] > 0).long() == a).float() * 3\nvalue = v(h).squeeze(-1)\nadv = r - value.detach()\n"
         "loss = -(d.log_prob(a) * adv).mean() + 0.5 * F.mse_loss(value, r)\n" + UPDATE,
     ),
@@ -254,15 +263,16 @@ RUNS = {
         "if step % 4 == 3: opt.step(); opt.zero_grad()",
     ),
     "recurrent-with-carried-state": Run(
-        "rnn, out = nn.GRU(3, 16), nn.Linear(16, 1)\nopt = torch.optim.Adam([*rnn.parameters(), *out.parameters()], 2e-3)\n"
+        "rnn, out = nn.GRU(3, 16), nn.Linear(16, 1)\n"
+        "opt = torch.optim.Adam([*rnn.parameters(), *out.parameters()], 2e-3)\n"
         "state = torch.zeros(1, 8, 16)",
         "x = torch.randn(10, 8, 3)\nhidden, state = rnn(x, state.detach())\n"
         "loss = F.mse_loss(out(hidden), x.sum(-1, keepdim=True))\n" + UPDATE,
     ),
     "bfloat16-autocast": Run(
         CLASSIFIER + "opt = torch.optim.AdamW(net.parameters(), 1e-3)",
-        "x, y = blobs()\nwith torch.autocast('cpu', torch.bfloat16): out = net(x)\nloss = F.cross_entropy(out.float(), y)\n"
-        + UPDATE,
+        "x, y = blobs()\nwith torch.autocast('cpu', torch.bfloat16): out = net(x)\n"
+        "loss = F.cross_entropy(out.float(), y)\n" + UPDATE,
     ),
 }
 

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -111,7 +112,8 @@ def _holders(frames: list[Frame], data: torch.Tensor | None, objects: list[Any])
         return [
             name
             for name, value in list(variables.items())
-            if not name.startswith("__") and any(_is_data(part, data, objects) for part in _reachable(value, _MAX_DEPTH))
+            if not name.startswith("__")
+            and any(_is_data(part, data, objects) for part in _reachable(value, _MAX_DEPTH))
         ]
 
     modules: set[str] = set()
@@ -160,9 +162,9 @@ def _constructed(frame: Frame, name: str) -> Iterator[_Holder]:
     """An object that no variable holds, where a single expression of the frame's own function constructs it."""
     body = function_body(frame)
     calls = [node for node in nodes_in(frame.tree) if isinstance(node, ast.Call) and callee(node) == name]
-    if len(calls) == 1 and isinstance(body, FUNCTIONS | ast.Module):
-        if isinstance(body, ast.Module) or has_line(body, calls[0].lineno):
-            yield from _expressed(frame, calls[0], calls[0].lineno)
+    line = calls[0].lineno if len(calls) == 1 else 0
+    if line and (isinstance(body, ast.Module) or (isinstance(body, FUNCTIONS) and has_line(body, line))):
+        yield from _expressed(frame, calls[0], line)
 
 
 def _expressed(frame: Frame, expression: ast.expr, line: int) -> Iterator[_Holder]:
@@ -176,11 +178,14 @@ def _expressed(frame: Frame, expression: ast.expr, line: int) -> Iterator[_Holde
 
 
 def _fixed(variables: dict[str, Any]) -> set[str]:
-    """The names of modules, functions and classes."""
+    """The names of modules, functions and classes, and of plain values such as a path, which are not made again."""
     return {
         name
         for name, value in variables.items()
-        if inspect.ismodule(value) or inspect.isroutine(value) or isinstance(value, type)
+        if inspect.ismodule(value)
+        or inspect.isroutine(value)
+        or isinstance(value, type | str | bytes | int | os.PathLike)
+        or (isinstance(value, float) and not is_bad(value))
     }
 
 

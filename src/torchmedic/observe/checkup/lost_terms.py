@@ -29,7 +29,7 @@ class MixedSum(NamedTuple):
 
     sites: tuple[Site, ...]
     is_right: bool  # the operand without a graph stands on the right
-    index: int | None = None  # its position, where several terms are added in turn by one instruction
+    position: int | None = None  # its place, where several terms are added in turn by one instruction
 
 
 class LostTerms(GraphCuts):
@@ -101,5 +101,5 @@ class LostTerms(GraphCuts):
             return  # multiplied by zero on purpose
         is_right = has_graph is (name in _LEFT)
         # Numbers at the beginning of a sum are added up before the first tensor comes.
-        index = turn if is_right else 0 if turn == 1 else None
-        self.sums.append(MixedSum(sites_of(frame), is_right, index))
+        position = turn if is_right else 0 if turn == 1 else None
+        self.sums.append(MixedSum(sites_of(frame), is_right, position))

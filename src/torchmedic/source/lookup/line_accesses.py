@@ -38,7 +38,9 @@ def accesses_by_line(file: str) -> dict[int, Accesses]:
         lines = [line for part in parts for line in range(_first(part), (getattr(part, "end_lineno", 0) or 0) + 1)]
         for line in dict.fromkeys(lines):
             other = found.get(line, NO_ACCESSES)
-            found[line] = Accesses(*(one | more for one, more in zip(other, accesses, strict=True)))
+            found[line] = Accesses(
+                other.reads | accesses.reads, other.binds | accesses.binds, other.writes | accesses.writes
+            )
     return found
 
 

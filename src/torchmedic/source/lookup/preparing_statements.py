@@ -34,10 +34,11 @@ def statements_making(
         name: The variable. There are no statements where none gives it a value.
         body: Of the function or the module.
         line: The line that is running; 0 where the whole body has run.
-        fixed: The names of modules, functions and classes, which are as they are.
+        fixed: Names whose values are taken as they are now, such as modules and functions.
         last: A further statement, which is taken as the last one.
     """
     needed = {name}
+    fixed = fixed - needed
     kept: list[ast.stmt] = []
     bound: set[str] = set()
     written: set[str] = set()

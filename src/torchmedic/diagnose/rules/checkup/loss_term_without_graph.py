@@ -79,7 +79,7 @@ def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, l
     found = sum_at(spot)
     if found is None:
         return "", []
-    terms = terms_of(found, spot.file, index=mixed.index, is_right=mixed.is_right, callees=callees)
+    terms = terms_of(found, spot.file, index=mixed.position, is_right=mixed.is_right, callees=callees)
     if not terms:
         return "", []
     if not isinstance(found, ast.Call) and set.intersection(*map(names_in, operands(found))):
