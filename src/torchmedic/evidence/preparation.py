@@ -194,12 +194,14 @@ def _is_data(value: Any, data: torch.Tensor | None, objects: list[Any]) -> bool:
 
 
 def _reachable(value: Any, depth: int) -> Iterator[Any]:
-    """A value, the data sets of a loader, and what the attributes of an object of the user's hold."""
+    """A value, the data set of a loader, the tensors of a module, and what the attributes of other objects hold."""
     yield value
-    if not depth or inspect.ismodule(value) or isinstance(value, type | torch.Tensor | torch.nn.Module | str):
+    if not depth or inspect.ismodule(value) or isinstance(value, type | torch.Tensor | str):
         return
     inner: list[Any] = []
-    if isinstance(value, DataLoader | Subset):
+    if isinstance(value, torch.nn.Module):
+        inner = [*value._buffers.values(), *value._parameters.values(), *value._modules.values()]
+    elif isinstance(value, DataLoader | Subset):
         inner = [value.dataset]
     elif isinstance(value, list | tuple):
         inner = list(value[:_MAX_HOLDERS])

@@ -41,8 +41,15 @@ class Single(NamedTuple):
 @rule("TM643", "softmax-over-one-value")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
-        single = [found for node in softmaxes_of_one(graph) if (found := _single(graph, node)) is not None]
-        if not single or not graph.complete:
+        of_one = softmaxes_of_one(graph)
+        single = [found for node in of_one if (found := _single(graph, node)) is not None]
+        if not of_one or not graph.complete:
+            continue
+        if not single and not graph.reaches_leaf(without=of_one):
+            last = next((node for node in of_one if _is_over_features(node)), None)
+            if last is not None:
+                return _diagnosis(evidence, graph, Single(last, last, last), is_all=True)
+        if not single:
             continue
         softmaxes = [found.softmax for found in single]
         if not graph.reaches_leaf(without=softmaxes):
@@ -52,6 +59,12 @@ def check(evidence: CheckUp) -> Diagnosis | None:
             if not graph.reaches(found.weight, without=softmaxes) and _is_written_as_one(_built(evidence, found)):
                 return _diagnosis(evidence, graph, found, is_all=False)
     return None
+
+
+def _is_over_features(softmax: Node) -> bool:
+    """Whether a softmax is over the last of several dimensions, which is not the one of a batch or of positions."""
+    shape = softmax.shape or ()
+    return len(shape) > 1 and softmax.dim is not None and softmax.dim % len(shape) == len(shape) - 1
 
 
 def _single(graph: LossGraph, softmax: Node) -> Single | None:
@@ -141,7 +154,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, found: Single, *, is_all: bo
     _places(evidence, graph, found, draft, name)
     draft.because(
         f"`{name}` was given the shape {list(softmax.shape or ())} and normalises over dimension {softmax.dim}, which "
-        "has one value: the only output of the layer",
+        f"has one value{': the only output of the layer' if found.weight is not softmax else ''}",
         "there is no other way from the loss to the weights" if is_all else "",
     )
     if call is not None:
