@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -249,4 +249,33 @@ def _readable(tensor: Any) -> torch.Tensor | None:
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
         return None
     found: torch.Tensor = tensor.detach()
+    return found
+
+
+def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
+    """Whether there are gradients and each of them is 0 everywhere; a tensor where that would have to be waited for."""
+    found = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+    if not found or any(
+        type(gradient) is not torch.Tensor or gradient.layout is not torch.strided for gradient in found
+    ):
+        return None
+    if all(gradient.is_cpu for gradient in found):
+        return not any(bool(gradient.any()) for gradient in found)
+    if any(gradient.is_cpu or gradient.is_meta for gradient in found):
+        return None
+    where = found[0].device
+    zero = [(gradient.amax() == 0) & (gradient.amin() == 0) for gradient in found if gradient.device == where]
+    return torch.stack(zero).all()
+
+
+def fetched(tensors: list[torch.Tensor]) -> list[float]:
+    """The values of tensors of one element."""
+    found = [0.0] * len(tensors)
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(index)
+    for indices in by_device.values():
+        values = torch.stack([tensors[index].double().reshape(()) for index in indices]).tolist()
+        for index, value in zip(indices, values, strict=True):
+            found[index] = value
     return found

@@ -16,6 +16,7 @@ import torch
 from torchmedic.observe.checkup.graph_facts import (
     activation_of,
     factor_of,
+    fetched,
     is_closed,
     is_too_high,
     largest_given,
@@ -206,9 +207,9 @@ class LossGraph:
         places.append((self, "is_zero", self.is_zero))
         waiting = [(owner, name, value) for owner, name, value in places if isinstance(value, torch.Tensor)]
         counts = [(key, count, size) for key, (count, size) in self.outside.items() if isinstance(count, torch.Tensor)]
-        for (owner, name, _), value in zip(waiting, _fetched([value for _, _, value in waiting]), strict=True):
+        for (owner, name, _), value in zip(waiting, fetched([value for _, _, value in waiting]), strict=True):
             setattr(owner, name, value if name in ("value", "largest") else bool(value))
-        for (key, _, size), value in zip(counts, _fetched([count for _, count, _ in counts]), strict=True):
+        for (key, _, size), value in zip(counts, fetched([count for _, count, _ in counts]), strict=True):
             self.outside[key] = (int(value), size)
 
     # Reading
@@ -286,16 +287,3 @@ def _is_stretched(node: Node) -> bool:
     operands = node.birth.operands if node.birth is not None else None
     sides = [side for side in operands or () if side is not None and not side.has_gradient and side.shape]
     return node.shape is not None and any(len(side.shape) != len(node.shape) for side in sides)
-
-
-def _fetched(tensors: list[torch.Tensor]) -> list[float]:
-    """The values of tensors of one element."""
-    found = [0.0] * len(tensors)
-    by_device: dict[torch.device, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(index)
-    for indices in by_device.values():
-        values = torch.stack([tensors[index].double().reshape(()) for index in indices]).tolist()
-        for index, value in zip(indices, values, strict=True):
-            found[index] = value
-    return found

@@ -27,6 +27,7 @@ from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 
 # A view of the same values, which a layer makes of its own result.
 _VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
+_MIN_STEPS = 3  # that are looked at, where data may have made the dimension
 _OUTPUTS = frozenset("out_features out_channels".split())
 
 
@@ -45,11 +46,10 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         single = [found for node in of_one if (found := _single(graph, node)) is not None]
         if not of_one or not graph.complete:
             continue
-        if not single and not graph.reaches_leaf(without=of_one):
-            last = next((node for node in of_one if _is_over_features(node)), None)
+        if not single:
+            last = _in_every_step(evidence, graph)
             if last is not None:
                 return _diagnosis(evidence, graph, Single(last, last, last), is_all=True)
-        if not single:
             continue
         softmaxes = [found.softmax for found in single]
         if not graph.reaches_leaf(without=softmaxes):
@@ -59,6 +59,19 @@ def check(evidence: CheckUp) -> Diagnosis | None:
             if not graph.reaches(found.weight, without=softmaxes) and _is_written_as_one(_built(evidence, found)):
                 return _diagnosis(evidence, graph, found, is_all=False)
     return None
+
+
+def _in_every_step(evidence: CheckUp, graph: LossGraph) -> Node | None:
+    """A softmax over one value that no layer makes, if it lets no gradient through in any of several steps.
+
+    A list of one candidate may well come once.
+    """
+    seen = evidence.of_line(graph)
+    if not evidence.is_enough(len(seen), _MIN_STEPS) or any(
+        other.reaches_leaf(without=softmaxes_of_one(other)) for other in seen
+    ):
+        return None
+    return next((node for node in softmaxes_of_one(seen[-1]) if _is_over_features(node)), None)
 
 
 def _is_over_features(softmax: Node) -> bool:
