@@ -59,7 +59,9 @@ def line_in_preparation(frames: list[Frame], data: torch.Tensor | None, objects:
         data: The bad tensor.
         objects: What holds bad data as well, such as the data set of the batch.
     """
-    holders = list(_holders(frames, data, objects))
+    holders = list(_holders(frames, lambda value: _is_data(value, data, objects), objects))
+    # A batch that was picked by hand shares no memory with the data that it was picked from.
+    holders = holders or list(_holders(frames, lambda value: is_bad(value, 0), []))
     for holder in holders[:_MAX_HOLDERS]:
         watch = Watch()
         result = _watched(holder.frame.live, functools.partial(_made_again, holder), watch)
@@ -105,15 +107,14 @@ def _has_room() -> bool:
     return not is_limited and free_bytes() > _ROOM_FACTOR * (memory.resident or 0)
 
 
-def _holders(frames: list[Frame], data: torch.Tensor | None, objects: list[Any]) -> Iterator[_Holder]:
-    """Variables of the user's frames that hold the data, the innermost first."""
+def _holders(frames: list[Frame], is_data: Callable[[Any], bool], objects: list[Any]) -> Iterator[_Holder]:
+    """Variables of the user's frames that hold the data, the innermost first; then objects that no variable holds."""
 
     def holding(variables: dict[str, Any]) -> list[str]:
         return [
             name
             for name, value in list(variables.items())
-            if not name.startswith("__")
-            and any(_is_data(part, data, objects) for part in _reachable(value, _MAX_DEPTH))
+            if not name.startswith("__") and any(map(is_data, _reachable(value, _MAX_DEPTH)))
         ]
 
     modules: set[str] = set()

@@ -1,8 +1,8 @@
 """Terms of a loss that have no graph, watched for one step of a run whose loss adds something without one.
 
 For that step, `+` and `-` of tensors note where a number with a graph meets one without, and whatever drops a graph
-(`item`, `detach`, `autograd.grad` without `create_graph`) notes its line. The rule asks whether the term without a
-graph comes from such a line.
+(`item`, `detach`, `autograd.grad` without `create_graph`, a module that is called under `no_grad`) notes its line. The
+rule asks whether the term without a graph comes from such a line.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torchmedic.source.user_code import is_user_file
 _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
 _RIGHT = ("__radd__", "__rsub__")
 _MAX_SUMS = 200
+_MAX_UNRECORDED = 32  # calls of modules under `no_grad` that are noted, as a validation makes many
 _MAX_BACKWARDS = 4  # of other losses, while the loss in question is awaited
 
 
@@ -42,6 +43,7 @@ class LostTerms(GraphCuts):
         self.sums: list[MixedSum] = []
         self.key: tuple[str, int] | None = None  # the call of backward whose loss is watched
         self._backwards = 0
+        self._unrecorded = 0  # calls of modules under `no_grad`
         self._turns: dict[tuple[CodeType, int], int] = {}  # by instruction: how many terms it has added
 
     def watch(self, key: tuple[str, int]) -> None:
@@ -68,6 +70,16 @@ class LostTerms(GraphCuts):
         behind = frozenset[int]().union(*(self._behind(tensor) for tensor in tensors))
         if behind:
             self.cuts.append(Cut("autograd.grad", sites_of(asking), behind))
+
+    def _module_called(self, module: torch.nn.Module, args: Any) -> None:
+        super()._module_called(module, args)
+        if torch.is_grad_enabled() or self._unrecorded >= _MAX_UNRECORDED:
+            return
+        sites = sites_of(sys._getframe(1))
+        behind = frozenset(id(tensor) for tensor in module.parameters() if tensor.requires_grad)
+        if behind and not any(cut.sites == sites for cut in self.cuts):
+            self._unrecorded += 1
+            self.cuts.append(Cut("no_grad", sites, behind))
 
     def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
         if is_user_file(frame.f_code.co_filename):  # a library, or torchmedic itself, may well read a value

@@ -1,7 +1,8 @@
 """A term of the loss has no graph, so it adds nothing to any gradient.
 
 What: the loss is a sum, and one of its terms was cut off from the weights that it is computed from: by `item()`,
-`detach()`, `float()` or `torch.tensor()`, or because it comes from `autograd.grad` without `create_graph=True`.
+`detach()`, `float()` or `torch.tensor()`, because it comes from `autograd.grad` without `create_graph=True`, or because
+a module computes it under `no_grad`.
 
 Why: autograd sees such a term as a constant. It changes the printed loss and no gradient: a penalty that penalises
 nothing, a regularisation that does not regularise. No error is raised.
@@ -21,7 +22,8 @@ from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.observe.checkup.graph_facts import partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.lost_terms import LostTerms, MixedSum
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Location
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.term_flow import (
     Callees,
     Part,
@@ -32,11 +34,14 @@ from torchmedic.source.lookup.term_flow import (
     sum_at,
     terms_of,
 )
+from torchmedic.source.syntax import FUNCTIONS, has_line, last_name, nodes_in, syntax_tree
 
+_OFF = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _HOW = {
     "autograd.grad": "`autograd.grad` without `create_graph=True`",
     "data": "`.data`",
     "__float__": "`float()`",
+    "no_grad": "`no_grad`",
 }
 
 
@@ -95,6 +100,22 @@ def _text(terms: tuple[Part, ...]) -> str:
     return ast.unparse(term.value if isinstance(term, ast.Yield) and term.value is not None else term)
 
 
+def _without_gradients(cut: Cut) -> Location | None:
+    """The `with` statement or the decorator that turns gradients off around a call."""
+    for spot in map(spot_of, cut.sites) if cut.name == "no_grad" else ():
+        for node in nodes_in(syntax_tree(spot.file)):
+            if isinstance(node, ast.With) and has_line(node, spot.line):
+                found = [item.context_expr for item in node.items]
+            elif isinstance(node, FUNCTIONS) and has_line(node, spot.line):
+                found = node.decorator_list
+            else:
+                continue
+            for expression in found:
+                if not _OFF.isdisjoint(map(last_name, ast.walk(expression))):
+                    return node_location("cause", spot.file, expression, "no graph is recorded here")
+    return None
+
+
 def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, cuts: list[Cut]) -> Diagnosis:
     cut = cuts[-1]
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
@@ -106,7 +127,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, 
         f"{how} drops the graph of what it is computed from",
     )
     draft.at(
-        spot_of(cut.sites[0]).location("cause", "the graph ends here"),
+        _without_gradients(cut) or spot_of(cut.sites[0]).location("cause", "the graph ends here"),
         *(
             spot_of(other.sites[0]).location("origin", "and here")
             for other in others.values()
