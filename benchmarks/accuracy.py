@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
 from accuracy_set.failures import FAILURES  # noqa: E402
 from accuracy_set.shapes import PRELUDE, SHAPES  # noqa: E402
-from running import run_script  # noqa: E402
+from running import marked_line, run_script  # noqa: E402
 
 
 class Case(NamedTuple):
@@ -36,12 +36,10 @@ class Case(NamedTuple):
     codes: tuple[str, ...]
     fails: str
     passes: str
-    mark: str
 
     @property
-    def lines(self) -> set[int]:
-        """The marked lines; more than one if data enters at several lines."""
-        return {number for number, line in enumerate(self.fails.splitlines(), 1) if line.rstrip().endswith(self.mark)}
+    def line(self) -> int:
+        return marked_line(self.fails)
 
 
 class Score(NamedTuple):
@@ -67,7 +65,6 @@ def cases(per_failure: int, every: bool) -> Iterator[Case]:
                 failure.codes,
                 PRELUDE + failure.fails + SHAPES[shape],
                 PRELUDE + failure.passes + SHAPES[shape],
-                failure.mark,
             )
 
 
@@ -76,7 +73,7 @@ def examine(case: Case, *, with_anomaly: bool) -> Score:
         finished = run_script(Path(folder), case.fails)
         diagnoses = finished.report.diagnoses
     places = [(found.code, found.cause_location.line if found.cause_location else None) for found in diagnoses]
-    right = len(places) == 1 and places[0][0] in case.codes and places[0][1] in case.lines
+    right = len(places) == 1 and places[0][0] in case.codes and places[0][1] == case.line
     said = ", ".join(f"{code}:{at}" for code, at in places) or "nothing"
     with tempfile.TemporaryDirectory() as folder:
         twin = run_script(Path(folder), case.passes)
@@ -84,7 +81,7 @@ def examine(case: Case, *, with_anomaly: bool) -> Score:
     if twin.returncode != 0:
         alarms = alarms or f"exit {twin.returncode}"
     named = anomaly_line(case.fails) if with_anomaly else None
-    return Score(case, f"{said} (line {min(case.lines)})", right, alarms, str(named), named in case.lines)
+    return Score(case, f"{said} (line {case.line})", right, alarms, str(named), named == case.line)
 
 
 def anomaly_line(source: str) -> int | None:

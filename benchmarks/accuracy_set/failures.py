@@ -12,7 +12,6 @@ class Failure(NamedTuple):
     codes: tuple[str, ...]
     fails: str
     passes: str
-    mark: str = "# <- cause"
     not_in: tuple[str, ...] = ()  # shapes in which nothing fails, because another loss keeps a graph
 
 
@@ -143,11 +142,12 @@ FAILURES = {
     ),
     "nan-in-data": Failure(
         ("TM220",),
-        "\ndef spoil(x, y):\n    x[29, 3] = float('nan')\n\n" + _net("return self.b(torch.tanh(self.a(x)))") + _CE,
+        "\ndef spoil(x, y):\n    x[29, 3] = float('nan')  # <- cause\n\n"
+        + _net("return self.b(torch.tanh(self.a(x)))")
+        + _CE,
         "\ndef spoil(x, y):\n    x[29, 3] = float('nan')\n\n"
         + _net("x = torch.nan_to_num(x)\nreturn self.b(torch.tanh(self.a(x)))")
         + _CE,
-        mark="# <- data",
     ),
     "where-hides-nan": Failure(
         ("TM223",),

@@ -1,7 +1,6 @@
 """Ways to write a training loop. Each takes the model, the loss and the data that a failure defines.
 
 A failure (failures.py) gives `Net`, `criterion(out, y)` and `spoil(x, y)`; a shape decides who calls them, from where.
-Lines on which data comes into the training end in `# <- data`.
 """
 
 PRELUDE = """
@@ -22,7 +21,7 @@ def make_data(rows=48):
 
 SHAPES = {
     "module-level": """
-x, y = make_data()  # <- data
+x, y = make_data()
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for start in range(0, 48, 8):
@@ -39,9 +38,9 @@ from torch.utils.data import DataLoader, TensorDataset
 def main():
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(TensorDataset(*make_data()), batch_size=8, shuffle=True)  # <- data
+    loader = DataLoader(TensorDataset(*make_data()), batch_size=8, shuffle=True)
     for epoch in range(2):
-        for inputs, targets in loader:  # <- data
+        for inputs, targets in loader:
             optimizer.zero_grad()
             loss = criterion(model(inputs), targets)
             loss.backward()
@@ -75,7 +74,7 @@ class Trainer:
             self.training_step(batch)
 
 
-x, y = make_data()  # <- data
+x, y = make_data()
 Trainer(Net()).fit([(x[i : i + 8], y[i : i + 8]) for i in range(0, 48, 8)])
 """,
     "split-functions": """
@@ -94,7 +93,7 @@ def update(optimizer, model):
 
 
 def run():
-    x, y = make_data()  # <- data
+    x, y = make_data()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for chunk in zip(x.split(8), y.split(8)):
@@ -106,7 +105,7 @@ def run():
 run()
 """,
     "lbfgs-closure": """
-x, y = make_data()  # <- data
+x, y = make_data()
 model = Net()
 optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
 for epoch in range(2):
@@ -142,7 +141,7 @@ class Pair:
 
 
 pair = Pair()
-x, y = make_data()  # <- data
+x, y = make_data()
 for i in range(0, 48, 8):
     pair.step(x[i : i + 8], y[i : i + 8])
 """,
@@ -153,7 +152,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def train(model, loader, accumulate=3):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer.zero_grad()
-    for i, (inputs, targets) in enumerate(loader):  # <- data
+    for i, (inputs, targets) in enumerate(loader):
         loss = criterion(model(inputs), targets) / accumulate
         loss.backward()
         if (i + 1) % accumulate == 0:
@@ -161,22 +160,22 @@ def train(model, loader, accumulate=3):
             optimizer.zero_grad()
 
 
-train(Net(), DataLoader(TensorDataset(*make_data()), batch_size=8))  # <- data
+train(Net(), DataLoader(TensorDataset(*make_data()), batch_size=8))
 """,
     "while-next": """
 from torch.utils.data import DataLoader, TensorDataset
 
 model = Net()
 optimizer = torch.optim.Adam(model.parameters())
-loader = DataLoader(TensorDataset(*make_data()), batch_size=8, shuffle=True)  # <- data
+loader = DataLoader(TensorDataset(*make_data()), batch_size=8, shuffle=True)
 iterator = iter(loader)
 step = 0
 while step < 8:
     try:
-        inputs, targets = next(iterator)  # <- data
+        inputs, targets = next(iterator)
     except StopIteration:
         iterator = iter(loader)
-        inputs, targets = next(iterator)  # <- data
+        inputs, targets = next(iterator)
     optimizer.zero_grad()
     outputs = model(inputs)
     loss = criterion(outputs, targets)
@@ -186,7 +185,7 @@ while step < 8:
 """,
     "generator": """
 def steps(model, optimizer, data):
-    for inputs, targets in data:  # <- data
+    for inputs, targets in data:
         optimizer.zero_grad()
         loss = criterion(model(inputs), targets)
         loss.backward()
@@ -194,7 +193,7 @@ def steps(model, optimizer, data):
         yield loss.detach()
 
 
-x, y = make_data()  # <- data
+x, y = make_data()
 model = Net()
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
 for loss in steps(model, optimizer, zip(x.split(8), y.split(8))):
@@ -202,7 +201,7 @@ for loss in steps(model, optimizer, zip(x.split(8), y.split(8))):
 """,
     "try-except": """
 def train():
-    x, y = make_data()  # <- data
+    x, y = make_data()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     skipped = 0
@@ -247,7 +246,7 @@ class Engine:
             self.optimizer.zero_grad()
 
 
-x, y = make_data()  # <- data
+x, y = make_data()
 Engine(System())([{"x": x[i : i + 8], "y": y[i : i + 8]} for i in range(0, 48, 8)])
 ''',
     "argparse-dataclass": """
@@ -274,7 +273,7 @@ def fit(state, data):
         loss.backward()
         return loss
 
-    for inputs, targets in data:  # <- data
+    for inputs, targets in data:
         state.optimizer.zero_grad()
         one(inputs, targets)
         state.optimizer.step()
@@ -284,11 +283,11 @@ def fit(state, data):
 if __name__ == "__main__":
     args = parse()
     net = Net()
-    x, y = make_data()  # <- data
+    x, y = make_data()
     fit(State(net, torch.optim.SGD(net.parameters(), lr=args.lr)), list(zip(x.split(8), y.split(8))))
 """,
     "autocast-bfloat16": """
-x, y = make_data()  # <- data
+x, y = make_data()
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for inputs, targets in zip(x.split(8), y.split(8)):
@@ -311,7 +310,7 @@ def validate(model, loader):
 
 
 def train_one_epoch(model, loader, optimizer, scheduler):
-    for inputs, targets in loader:  # <- data
+    for inputs, targets in loader:
         loss = criterion(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -322,7 +321,7 @@ def train_one_epoch(model, loader, optimizer, scheduler):
 model = Net()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-data = TensorDataset(*make_data())  # <- data
+data = TensorDataset(*make_data())
 train_loader = DataLoader(data, batch_size=8, shuffle=True)
 valid_loader = DataLoader(TensorDataset(torch.randn(8, 8), torch.zeros(8)), batch_size=4)
 for epoch in range(2):

@@ -108,7 +108,8 @@ def test_results_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
 
     assert plain.status == finished.returncode == 0, plain.stderr + finished.stderr
     assert finished.stdout == plain.stdout
-    assert {found.code for found in finished.report.diagnoses} == {"TM631", "TM633", "TM634", "TM645"}, finished.stderr
+    # The line that cuts `spare` off is told once: the term that it makes is lost (TM645), and so are its parameters.
+    assert {found.code for found in finished.report.diagnoses} == {"TM633", "TM634", "TM645"}, finished.stderr
 
 
 COMPILED = (

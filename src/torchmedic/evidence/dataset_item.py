@@ -6,12 +6,8 @@ only if the values of the batch bear it out: a target that was flattened, shifte
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,22 +15,12 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.detect.failures.exceptions import Raised
+from torchmedic.evidence.bad_value_lines import Line, Watch
 from torchmedic.replay.isolation.torch_state import muted
 from torchmedic.replay.trace.values import is_whole, readable
 from torchmedic.source.objects.finite import is_bad
-from torchmedic.source.user_code import is_user_file
 
 _MAX_DATASETS = 4
-
-
-class Line(NamedTuple):
-    """A line that gave a variable its first bad value."""
-
-    file: str
-    line: int
-    name: str
-    owner: Any  # `self` of the method that the line belongs to
-    path: str = ""  # of the file that the values were read from, as far as a variable tells
 
 
 class Fetched(NamedTuple):
@@ -92,7 +78,7 @@ def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fe
         finally:
             torch.set_rng_state(state)
         if is_wrong(item, 3):
-            return Fetched(_inner(dataset), watch.found)
+            return Fetched(_inner(dataset), watch.line_of(item) or watch.last)
     return None
 
 
@@ -100,64 +86,6 @@ def _inner(dataset: Any) -> Any:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset
-
-
-class Watch:
-    """A trace function over the user's own frames."""
-
-    def __init__(self, is_wrong: Callable[[Any, int], bool] = is_bad) -> None:
-        self.found: Line | None = None
-        self._is_wrong = is_wrong
-        self._known: dict[FrameType, set[str]] = {}
-        self._lines: dict[FrameType, int] = {}
-        self._before: Any = None
-
-    def __enter__(self) -> Watch:
-        self._before = sys.gettrace()
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        sys.settrace(self._before)
-
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self.found is not None or not is_user_file(frame.f_code.co_filename):
-            return None
-        self._known[frame] = set(self._bad_names(frame))
-        self._lines[frame] = frame.f_lineno
-        return self._stepped
-
-    def _stepped(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self.found is None and event in ("line", "return"):
-            new = [name for name in self._bad_names(frame) if name not in self._known[frame]]
-            if new:
-                self._note(frame, new[0])
-            elif event == "return" and self._is_wrong(argument, 3) and not self._known[frame]:
-                self._note(frame, "")
-            self._lines[frame] = frame.f_lineno
-        return self._stepped
-
-    def _bad_names(self, frame: FrameType) -> Iterator[str]:
-        """Variables with bad values. A plain number may well be infinite: `best = inf`."""
-        for name, value in list(frame.f_locals.items()):
-            if name != "self" and not isinstance(value, float) and self._is_wrong(value, 2):
-                yield name
-
-    def _note(self, frame: FrameType, name: str) -> None:
-        values = frame.f_locals
-        self.found = Line(
-            frame.f_code.co_filename, self._lines[frame], name, values.get("self"), _file_in(values.values())
-        )
-
-
-def _file_in(values: Iterable[Any]) -> str:
-    """The only file that some variables name; empty where there is none, or several."""
-    found = set()
-    for value in values:
-        with contextlib.suppress(OSError, ValueError):
-            if isinstance(value, str | os.PathLike) and os.path.isfile(value):
-                found.add(os.fspath(value))
-    return found.pop() if len(found) == 1 else ""
 
 
 def items_of(incident: Raised, tensor: torch.Tensor, positions: list[tuple[int, ...]]) -> list[Any]:

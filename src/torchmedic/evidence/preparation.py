@@ -1,7 +1,7 @@
 """The preparation of data, run once more to see which line made the first value that is not finite.
 
-Only what can be run again from the live frames is: a call of a function of the user's that made a variable, the
-constructor of a data set, the collate function of a loader. It is kept from the world outside and ends after some
+Of the function or the module that made the data, only the statements that the data depends on are run again, in a copy
+of its variables; and the collate function of a loader. All of it is kept from the world outside and ends after some
 seconds.
 """
 
@@ -9,47 +9,65 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
 import inspect
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchmedic.evidence.dataset_item import Line, Watch, collations_in_use
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from torchmedic.evidence.bad_value_lines import Line, Watch
+from torchmedic.evidence.dataset_item import collations_in_use
 from torchmedic.observe.memory.host import free_bytes, host_memory
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import ReplayTooLong, harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved
+from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.bad_value_makers import shares_memory
+from torchmedic.source.lookup.preparing_statements import Slice, statements_making
 from torchmedic.source.objects.finite import is_bad
-from torchmedic.source.syntax import callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
 
 _MAX_SECONDS = 10.0
 _MAX_ITEMS = 4096  # of a batch
+_MAX_HOLDERS = 4  # variables that are made again
+_MAX_DEPTH = 3  # of objects that hold the data
 _ROOM_FACTOR = 1.5
+_UNNAMED = "__torchmedic_data__"  # the name of a value that no variable of the user's holds
 
 
-def line_in_call(frames: list[Frame], file: str, statement: ast.AST) -> Line | None:
-    """The line inside of a function that a statement called to make its data."""
-    value = getattr(statement, "value", None)
-    if not isinstance(value, ast.expr):
-        return None
-    for frame in _frames_of(frames, file, statement):
-        if any(_is_users(call, frame) for call in ast.walk(value) if isinstance(call, ast.Call)):
-            return _watched(frame.live, functools.partial(_evaluated, value, frame))
-    return None
+class _Holder(NamedTuple):
+    """A variable that holds the bad data, and the statements that made it."""
+
+    name: str
+    frame: Frame
+    slice: Slice
 
 
-def line_in_constructor(frames: list[Frame], dataset: Any) -> Line | None:
-    """The line that made a value bad while a data set was built, found by building another one."""
-    name = type(dataset).__name__
-    for frame in reversed(frames):
-        tree = syntax_tree(frame.file) if frame.is_user else None
-        calls = [node for node in nodes_in(tree) if isinstance(node, ast.Call) and callee(node) == name]
-        if len(calls) == 1:
-            return _watched(frame.live, functools.partial(_evaluated, calls[0], frame))
+def line_in_preparation(frames: list[Frame], data: torch.Tensor | None, objects: list[Any]) -> Line | None:
+    """The line that made data bad before the training loop began, found by making the data once more.
+
+    Args:
+        frames: Live ones, outermost first.
+        data: The bad tensor.
+        objects: What holds bad data as well, such as the data set of the batch.
+    """
+    holders = list(_holders(frames, lambda value: _is_data(value, data, objects), objects))
+    # A batch that was picked by hand shares no memory with the data that it was picked from.
+    holders = holders or list(_holders(frames, lambda value: is_bad(value, 0), []))
+    for holder in holders[:_MAX_HOLDERS]:
+        watch = Watch()
+        result = _watched(holder.frame.live, functools.partial(_made_again, holder), watch)
+        found = _line_of(watch, result) if result is not None else None
+        if found is not None:
+            return found
     return None
 
 
@@ -61,7 +79,9 @@ def line_in_collate(frames: list[Frame], items: tuple[Any, ...]) -> Line | None:
         function = collate if inspect.isroutine(collate) else type(collate).__call__
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is not None and is_user_file(code.co_filename):
-            return _watched(frames[-1].live, functools.partial(_collated, dataset, collate, items))
+            watch = Watch()
+            result = _watched(frames[-1].live, functools.partial(_collated, dataset, collate, items), watch)
+            return watch.line_of(result) or watch.last if is_bad(result, 3) else None
     return None
 
 
@@ -70,16 +90,13 @@ def _collated(dataset: Any, collate: Any, items: tuple[Any, ...]) -> Any:
     return collate(fetched) if not any(is_bad(item, 3) for item in fetched) else None
 
 
-def _watched(frame: FrameType, run: Callable[[], Any]) -> Line | None:
-    """Run something, and watch for the first bad value; None where there is none, or where it cannot be run."""
-    watch = Watch()
+def _watched(frame: FrameType, run: Callable[[], Any], watch: Watch) -> Any:
+    """What something gives, run line by line; None where it cannot be run."""
     if not _has_room():
         return None
     alarm = Alarm(time.monotonic() + _MAX_SECONDS, ReplayTooLong)
-    with contextlib.suppress(Exception), preserved([], []), muted(), harmless(frame), alarm:
-        with watch:
-            result = run()
-        return watch.found if is_bad(result, 3) or _holds_bad(result) else None
+    with contextlib.suppress(Exception), preserved([], []), muted(), harmless(frame), alarm, watch:
+        return run()
     return None
 
 
@@ -90,44 +107,128 @@ def _has_room() -> bool:
     return not is_limited and free_bytes() > _ROOM_FACTOR * (memory.resident or 0)
 
 
-def _holds_bad(value: Any) -> bool:
-    """Whether an object has an attribute that is not finite."""
-    return any(is_bad(each, 3) for each in (getattr(value, "__dict__", None) or {}).values())
+def _holders(frames: list[Frame], is_data: Callable[[Any], bool], objects: list[Any]) -> Iterator[_Holder]:
+    """Variables of the user's frames that hold the data, the innermost first; then objects that no variable holds."""
+
+    def holding(variables: dict[str, Any]) -> list[str]:
+        return [
+            name
+            for name, value in list(variables.items())
+            if not name.startswith("__") and any(map(is_data, _reachable(value, _MAX_DEPTH)))
+        ]
+
+    modules: set[str] = set()
+    for number, frame in reversed(list(enumerate(frames))):
+        body = function_body(frame) if frame.is_user else None
+        if isinstance(body, FUNCTIONS):
+            for name in holding(frame.variables):
+                yield from _made(frame, name, frame.line)
+                yield from _given(frames[number - 1], frame, name) if number else ()
+        if body is not None and frame.tree is not None and frame.file not in modules:
+            modules.add(frame.file)
+            top = next((each for each in frames if each.file == frame.file and each.function == "<module>"), None)
+            for name in holding(frame.live.f_globals):
+                yield from _made(frame, name, top.line if top is not None else 0, frame.tree)
+    for frame in reversed(frames):
+        for value in objects if frame.is_user else ():
+            yield from _constructed(frame, type(value).__name__)
 
 
-def _evaluated(value: ast.expr, frame: Frame) -> Any:
+def _made(frame: Frame, name: str, line: int, body: ast.AST | None = None) -> Iterator[_Holder]:
+    """A variable, where statements of its own function, or of the module that is given, made it."""
+    body = function_body(frame) if body is None else body
+    if isinstance(body, FUNCTIONS | ast.Module):
+        fixed = _fixed({**frame.live.f_globals, **frame.variables})
+        found = statements_making(name, body.body, line, fixed)
+        if found.statements:
+            yield _Holder(name, frame, found)
+
+
+def _given(caller: Frame, frame: Frame, name: str) -> Iterator[_Holder]:
+    """An argument of a function that runs, as the expression of the caller makes it."""
+    call, code = caller.node, frame.live.f_code
+    names = list(code.co_varnames[: code.co_argcount])
+    if not caller.is_user or not isinstance(call, ast.Call) or name not in names:
+        return
+    given = list(call.args)
+    if names[0] == "self" and isinstance(call.func, ast.Attribute):
+        given.insert(0, call.func.value)
+    named = {each.arg: each.value for each in call.keywords}
+    expression = named.get(name) or next((value for own, value in zip(names, given, strict=False) if own == name), None)
+    if expression is not None:
+        yield from _expressed(caller, expression, caller.line)
+
+
+def _constructed(frame: Frame, name: str) -> Iterator[_Holder]:
+    """An object that no variable holds, where a single expression of the frame's own function constructs it."""
+    body = function_body(frame)
+    calls = [node for node in nodes_in(frame.tree) if isinstance(node, ast.Call) and callee(node) == name]
+    line = calls[0].lineno if len(calls) == 1 else 0
+    if line and (isinstance(body, ast.Module) or (isinstance(body, FUNCTIONS) and has_line(body, line))):
+        yield from _expressed(frame, calls[0], line)
+
+
+def _expressed(frame: Frame, expression: ast.expr, line: int) -> Iterator[_Holder]:
+    """The value of an expression, as if a variable held it."""
+    body = function_body(frame)
+    if isinstance(body, FUNCTIONS | ast.Module):
+        last = ast.copy_location(ast.Assign([ast.Name(_UNNAMED, ast.Store())], expression), expression)
+        fixed = _fixed({**frame.live.f_globals, **frame.variables})
+        made = statements_making(_UNNAMED, body.body, line, fixed, last=ast.fix_missing_locations(last))
+        yield _Holder(_UNNAMED, frame, made)
+
+
+def _fixed(variables: dict[str, Any]) -> set[str]:
+    """The names of modules, functions and classes, and of plain values such as a path, which are not made again."""
+    return {
+        name
+        for name, value in variables.items()
+        if inspect.ismodule(value)
+        or inspect.isroutine(value)
+        or isinstance(value, type | str | bytes | int | os.PathLike)
+        or (isinstance(value, float) and not is_bad(value))
+    }
+
+
+def _is_data(value: Any, data: torch.Tensor | None, objects: list[Any]) -> bool:
+    return any(value is each for each in objects) or (data is not None and shares_memory(value, data))
+
+
+def _reachable(value: Any, depth: int) -> Iterator[Any]:
+    """A value, the data set of a loader, the tensors of a module, and what the attributes of other objects hold."""
+    yield value
+    if not depth or inspect.ismodule(value) or isinstance(value, type | torch.Tensor | str):
+        return
+    inner: list[Any] = []
+    if isinstance(value, torch.nn.Module):
+        inner = [*value._buffers.values(), *value._parameters.values(), *value._modules.values()]
+    elif isinstance(value, DataLoader | Subset):
+        inner = [value.dataset]
+    elif isinstance(value, list | tuple):
+        inner = list(value[:_MAX_HOLDERS])
+    elif isinstance(value, dict):
+        inner = list(value.values())[:_MAX_HOLDERS]
+    elif isinstance(getattr(value, "__dict__", None), dict) and not callable(value):
+        inner = list(value.__dict__.values())
+    for part in inner:
+        yield from _reachable(part, depth - 1)
+
+
+def _made_again(holder: _Holder) -> Any:
+    """The variable, made by its statements in a copy of the frame's variables."""
+    frame = holder.frame
     names = {**frame.live.f_globals, **frame.variables}
-    return eval(compile(ast.Expression(value), frame.file, "eval"), names)
+    for name in holder.slice.overwritten & names.keys():
+        names[name] = copy.deepcopy(names[name])  # what the statements write into is the user's own
+    code = compile(ast.Module(holder.slice.statements, []), frame.file, "exec")
+    exec(code, names)
+    return names.get(holder.name)
 
 
-def _frames_of(frames: list[Frame], file: str, statement: ast.AST) -> list[Frame]:
-    """The live frames whose function holds a statement; else those of the same module, for one at its top level."""
-    line = getattr(statement, "lineno", 0)
-    here = [frame for frame in reversed(frames) if frame.is_user and frame.file == file]
-    inside = [frame for frame in here if frame.live.f_code.co_firstlineno <= line <= _last_line(frame)]
-    return inside or here
-
-
-def _last_line(frame: Frame) -> int:
-    return max((line for *_, line in frame.live.f_code.co_lines() if line is not None), default=0)
-
-
-def _found(node: ast.expr, frame: Frame) -> Any:
-    """What a name or an attribute is, without running any code of the user's; None where that cannot be told."""
-    with contextlib.suppress(KeyError, AttributeError):
-        if isinstance(node, ast.Name):
-            return frame.lookup(node.id)
-        if isinstance(node, ast.Attribute):
-            return inspect.getattr_static(_found(node.value, frame), node.attr)
-    return None
-
-
-def _is_users(call: ast.Call, frame: Frame) -> bool:
-    """Whether a call is one of a function or a class of the user's."""
-    value = _found(call.func, frame)
-    if isinstance(value, staticmethod | classmethod):
-        value = value.__func__
-    code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
-    if code is None and isinstance(value, type):
-        code = getattr(getattr(value, "__init__", None), "__code__", None)
-    return code is not None and is_user_file(code.co_filename)
+def _line_of(watch: Watch, result: Any) -> Line | None:
+    """The line that made bad what a value, or an object that it leads to, holds."""
+    parts = list(_reachable(result, _MAX_DEPTH))
+    found = next((line for part in parts if (line := watch.line_of(part)) is not None), None)
+    if found is None and any(is_bad(part, 3) for part in parts):
+        found = watch.only
+    return found if found is not None and not found.is_stored else None

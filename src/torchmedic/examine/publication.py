@@ -8,6 +8,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+from collections.abc import Set
 
 import msgspec
 
@@ -32,6 +33,9 @@ class Said:
     def has(self, diagnosis: Diagnosis) -> bool:
         """Whether a diagnosis with this code was said of this line."""
         return _place(diagnosis) in self._places
+
+    def has_code(self, codes: Set[str]) -> bool:
+        return any(place[0] in codes for place in self._places)
 
     def has_line(self, diagnosis: Diagnosis) -> bool:
         """Whether anything was said of the line that a diagnosis blames, whatever its code."""

@@ -15,6 +15,8 @@ from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.context import ProcessContext
 
+_NO_UPDATE = frozenset({"TM604", "TM608", "TM609", "TM624", "TM630"})  # explain why an optimizer has no gradient at all
+
 
 def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said: Said) -> None:
     """Explain a mistake of the loop."""
@@ -37,4 +39,6 @@ def explain_first_steps(
     ]
     evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank)
     for diagnosis in ask_each(evidence, registry.CHECKUP):
+        if unreached is not None and (said.has_line(diagnosis) or (unreached.has_whole and said.has_code(_NO_UPDATE))):
+            continue  # a cut is told once: as a lost term, or as lost parameters
         publish_silent(diagnosis, agent, said)

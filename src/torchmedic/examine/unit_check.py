@@ -14,10 +14,10 @@ from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask_each
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe import lifecycle
+from torchmedic.observe.checkup.graph_facts import all_zero
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.node_births import NodeBirths
 from torchmedic.observe.checkup.unreached_parameters import Missing, Unreached
-from torchmedic.observe.checkup.watch import all_zero
 from torchmedic.records import Diagnosis
 from torchmedic.replay.isolation.torch_state import preserved
 

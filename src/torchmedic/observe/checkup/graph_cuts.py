@@ -2,7 +2,8 @@
 
 `detach`, `.data`, `numpy` and their like build no node, so for that one step these methods of `torch.Tensor` are
 replaced by ones that note the caller and the parameters behind the tensor; and a global module hook notes which
-layers are called, from where, and which of those results they are given.
+layers are called, from where, and which of those results they are given. A number that `item` read counts as a cut only
+once a new tensor is made of it: most are read for a log.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.user_code import is_user_file
 
 _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
+_READS = ("item", "__float__")
+_MAKERS = ("tensor", "as_tensor")
 _HOOK = -7002  # keys of torch's own count up from 0
 _MAX_NODES = 20_000  # of one graph
 _MAX_CUTS = 200
 _MAX_SITES = 6  # of one cut
+_MAX_NUMBERS = 4096  # that are read in one step, or given to a new tensor
 
 
 class Cut:
@@ -37,6 +41,7 @@ class Cut:
         self.sites = sites
         self.behind = behind  # identities of the watched parameters
         self.fed = False  # to a layer, as it is
+        self.entered: tuple[Site, ...] = ()  # for a number that was read: where a tensor was made of it
         self.result: weakref.ref[torch.Tensor] | None = None
 
 
@@ -52,11 +57,14 @@ class Called(NamedTuple):
 class GraphCuts:
     """Notes who cuts some parameters off, while it is armed."""
 
+    _counts_reads = False  # whether a number that was read is a cut even if no tensor is made of it
+
     def __init__(self) -> None:
         self.armed = False
         self.done = False
         self.cuts: list[Cut] = []
         self._called: dict[int, Called] = {}
+        self._numbers: dict[int, tuple[float, Cut]] = {}  # that were read, by identity
         self._watched: frozenset[int] | None = frozenset()  # identities of parameters; None: all
         self._undo: list[tuple[Any, str, Any]] = []
 
@@ -68,6 +76,10 @@ class GraphCuts:
         self._watched = None if parameters is None else frozenset(map(id, parameters))
         for name in _METHODS:
             self._put(name, self._noting(name, getattr(torch.Tensor, name)))
+        for name in _READS:
+            self._put(name, self._noting(name, getattr(torch.Tensor, name)))
+        for name in _MAKERS:
+            self._put(name, self._making(f"torch.{name}", getattr(torch, name)), torch)
         data: Any = torch.Tensor.data
         look = self._noting("data", data.__get__)
         self._put("data", property(look, data.__set__))
@@ -77,6 +89,7 @@ class GraphCuts:
         if not self.armed:
             return
         self.armed, self.done = False, True
+        self._numbers.clear()
         nn_module._global_forward_pre_hooks.pop(_HOOK, None)
         while self._undo:
             owner, name, original = self._undo.pop()
@@ -113,10 +126,39 @@ class GraphCuts:
 
     def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
         behind = self._behind(tensor)
-        if behind:
-            cut = Cut(name, sites_of(frame), behind)
-            cut.result = weakref.ref(result) if isinstance(result, torch.Tensor) else None
+        if not behind:
+            return
+        cut = Cut(name, sites_of(frame), behind)
+        cut.result = weakref.ref(result) if isinstance(result, torch.Tensor) else None
+        if not isinstance(result, float) or self._counts_reads:
             self.cuts.append(cut)
+        if isinstance(result, float) and len(self._numbers) < _MAX_NUMBERS:
+            self._numbers[id(result)] = (result, cut)
+
+    def _making(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        enter = contained("observe.checkup")(self._enter)
+
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if args and len(self.cuts) < _MAX_CUTS:
+                enter(name, args[0], result, sys._getframe(1))
+            return result
+
+        return make
+
+    def _enter(self, name: str, given: Any, result: Any, frame: FrameType) -> None:
+        """A tensor was made: of another tensor, or of numbers, some of which were perhaps read from tensors."""
+        if isinstance(given, torch.Tensor):
+            if given.grad_fn is not None and result.grad_fn is None:
+                self._note(name, given, result, frame)
+            return
+        for number in _numbers_in(given):
+            value, cut = self._numbers.get(id(number), (None, None))
+            if value is number and cut is not None and not cut.entered:
+                cut.entered = sites_of(frame)
+                if not any(other.sites == cut.sites for other in self.cuts):
+                    self.cuts.append(cut)
 
     def _behind(self, tensor: torch.Tensor) -> frozenset[int]:
         watched = self._watched
@@ -134,6 +176,20 @@ class GraphCuts:
             given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
             for cut in self.cuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
+
+
+def _numbers_in(given: Any) -> list[float]:
+    if isinstance(given, float):
+        return [given]
+    if not isinstance(given, list | tuple) or not given:
+        return []
+    if isinstance(given[0], list | tuple):
+        return [number for row in given[:64] if isinstance(row, list | tuple) for number in _floats(row)]
+    return _floats(given)
+
+
+def _floats(given: list[Any] | tuple[Any, ...]) -> list[float]:
+    return [number for number in given[:_MAX_NUMBERS] if type(number) is float]
 
 
 def sites_of(frame: FrameType | None) -> tuple[Site, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # What a first layer was given, if that is no part of the graph: the saved tensor, and where it stands among the inputs.
 _GIVEN = {"AddmmBackward": ("_saved_mat1", 1), "ConvolutionBackward": ("_saved_input", 0)}
 _MAX_FACTOR = 4.0  # of a first loss over the loss of knowing nothing
+_MAX_TERMS = 32  # of a loss
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
 _OF_CLASSES = ("nll_loss", "cross_entropy")
 _UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
@@ -136,6 +137,34 @@ def _before_reordering(graph: LossGraph, node: Node | None, axis: int) -> tuple[
     return node, axis
 
 
+def activation_of(graph: LossGraph, call: LossCall) -> Node | None:
+    """The node that made the values a loss is given, past a reshape and a constant factor of at most 1.
+
+    Such a factor, as of a temperature, makes probabilities even flatter. A larger factor may spread them again.
+    """
+    node = graph.value_of(graph.made(call.sequence))
+    while node is not None and node.factor is not None and 0 < node.factor <= 1:
+        node = graph.value_of(graph.nodes[node.behind[0]])
+    return node
+
+
+def factor_of(kind: str, raw: Any) -> float | None:
+    """The number that a tensor is multiplied by, or whose inverse for a division; None where it is not a number."""
+    if kind not in _SCALING:
+        return None
+    try:
+        other = raw._saved_other
+    except RuntimeError:
+        return None  # overwritten since
+    if isinstance(other, torch.Tensor):
+        if other.dim() or not other.is_cpu or other.is_complex() or other.is_meta:
+            return None
+        other = other.item()
+    if not isinstance(other, float | int) or not other:
+        return None
+    return float(other) if kind == "MulBackward" else 1 / other
+
+
 def order_of_dims(kind: str, raw: Any, count: int) -> tuple[int, ...]:
     """For an operation that reorders dimensions: which dimension of its input each of its result is."""
     if kind == "PermuteBackward" and hasattr(raw, "_saved_dims"):
@@ -154,7 +183,7 @@ def signed(dim: int) -> int:
 
 
 def partial_sums(graph: LossGraph) -> list[Node]:
-    """Sums of single numbers that reach the loss unchanged but for a factor, and have a term without a graph.
+    """Sums and stacks of single numbers that reach the loss but for a factor, and have a term without a graph.
 
     Such a term adds nothing to any gradient.
     """
@@ -167,9 +196,14 @@ def partial_sums(graph: LossGraph) -> list[Node]:
             continue
         seen.add(number)
         node = graph.nodes[number]
-        if node.shape is None or math.prod(node.shape) != 1:
+        size = math.prod(node.shape) if node.shape is not None else 0
+        if node.kind == "StackBackward" and size == len(node.behind) + len(node.missing):
+            found += [node] if node.missing else []
+        elif not 0 < size <= _MAX_TERMS:
             continue
-        if node.kind in _SUMS:
+        elif node.kind in _SUMS:
+            if size > 1:
+                continue
             found += [node] if node.missing else []
         elif node.kind not in _LINEAR and not (node.kind in _SCALING and node.missing == [1]):
             continue
@@ -216,3 +250,19 @@ def _readable(tensor: Any) -> torch.Tensor | None:
         return None
     found: torch.Tensor = tensor.detach()
     return found
+
+
+def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
+    """Whether there are gradients and each of them is 0 everywhere; a tensor where that would have to be waited for."""
+    found = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+    if not found or any(
+        type(gradient) is not torch.Tensor or gradient.layout is not torch.strided for gradient in found
+    ):
+        return None
+    if all(gradient.is_cpu for gradient in found):
+        return not any(bool(gradient.any()) for gradient in found)
+    if any(gradient.is_cpu or gradient.is_meta for gradient in found):
+        return None
+    where = found[0].device
+    zero = [(gradient.amax() == 0) & (gradient.amin() == 0) for gradient in found if gradient.device == where]
+    return torch.stack(zero).all()

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from torchmedic.observe.checkup.graph_facts import (
+    activation_of,
+    factor_of,
     is_closed,
     is_too_high,
     largest_given,
@@ -52,7 +54,7 @@ class Node:
     """One node, and the nodes behind it by their numbers."""
 
     __slots__ = (
-        *("behind", "birth", "closed", "dim", "dims", "dtype", "kind", "largest", "leaf"),
+        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "leaf"),
         *("missing", "number", "sequence", "shape"),
     )
 
@@ -72,6 +74,7 @@ class Node:
         self.closed: Any = None  # for a gate: whether no gradient passes it; a tensor of one element until it is read
         self.dim: int | None = None
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
+        self.factor: float | None = None  # of a product with a number
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
 
 
@@ -150,7 +153,7 @@ class LossGraph:
         if softmaxes_of_one(self) or any(wrongly_normalised(self)) or self.lost_terms is not None:
             return True
         for call in self.losses():
-            node = self.value_of(self.made(call.sequence))
+            node = activation_of(self, call)
             is_activated = node is not None and node.kind in ("SoftmaxBackward", "SigmoidBackward")
             if (is_activated and call.name in _SCORED) or (call.name in _PAIRED and _differ(call)):
                 return True
@@ -237,6 +240,7 @@ class LossGraph:
             for position, (later, _) in enumerate(raw.next_functions):
                 if later is None:
                     node.missing.append(position)
+                    node.factor = factor_of(node.kind, raw) if position == 1 and self._may_read else None
                     continue
                 if later not in self._numbers:
                     if len(self.nodes) >= _MAX_NODES:

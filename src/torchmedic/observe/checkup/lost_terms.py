@@ -1,14 +1,14 @@
 """Terms of a loss that have no graph, watched for one step of a run whose loss adds something without one.
 
 For that step, `+` and `-` of tensors note where a number with a graph meets one without, and whatever drops a graph
-(`item`, `detach`, `autograd.grad` without `create_graph`) notes its line. The rule asks whether the term without a
-graph comes from such a line.
+(`item`, `detach`, `autograd.grad` without `create_graph`, a module that is called under `no_grad`) notes its line. The
+rule asks whether the term without a graph comes from such a line.
 """
 
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +18,10 @@ from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts, sites_of
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.source.user_code import is_user_file
 
-_READS = ("item", "__float__")
 _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
 _RIGHT = ("__radd__", "__rsub__")
 _MAX_SUMS = 200
+_MAX_UNRECORDED = 32  # calls of modules under `no_grad` that are noted, as a validation makes many
 _MAX_BACKWARDS = 4  # of other losses, while the loss in question is awaited
 
 
@@ -30,16 +30,21 @@ class MixedSum(NamedTuple):
 
     sites: tuple[Site, ...]
     is_right: bool  # the operand without a graph stands on the right
+    position: int | None = None  # its place, where several terms are added in turn by one instruction
 
 
 class LostTerms(GraphCuts):
     """Notes sums and cuts while it is armed."""
+
+    _counts_reads = True
 
     def __init__(self) -> None:
         super().__init__()
         self.sums: list[MixedSum] = []
         self.key: tuple[str, int] | None = None  # the call of backward whose loss is watched
         self._backwards = 0
+        self._unrecorded = 0  # calls of modules under `no_grad`
+        self._turns: dict[tuple[CodeType, int], int] = {}  # by instruction: how many terms it has added
 
     def watch(self, key: tuple[str, int]) -> None:
         """Watch the next step for the loss of one call of backward."""
@@ -47,11 +52,8 @@ class LostTerms(GraphCuts):
             return
         self.key = key
         self.arm(None)
-        for name in _READS:
-            self._put(name, self._noting(name, getattr(torch.Tensor, name)))
         for name in (*_LEFT, *_RIGHT):
             self._put(name, self._summing(name, getattr(torch.Tensor, name)))
-        self._put("tensor", self._noting("torch.tensor", torch.tensor), torch)
 
     def backward_begins(self, key: tuple[str, int]) -> bool:
         """A backward begins; whether it is that of the watched loss, and the watch is over."""
@@ -68,6 +70,16 @@ class LostTerms(GraphCuts):
         behind = frozenset[int]().union(*(self._behind(tensor) for tensor in tensors))
         if behind:
             self.cuts.append(Cut("autograd.grad", sites_of(asking), behind))
+
+    def _module_called(self, module: torch.nn.Module, args: Any) -> None:
+        super()._module_called(module, args)
+        if torch.is_grad_enabled() or self._unrecorded >= _MAX_UNRECORDED:
+            return
+        sites = sites_of(sys._getframe(1))
+        behind = frozenset(id(tensor) for tensor in module.parameters() if tensor.requires_grad)
+        if behind and not any(cut.sites == sites for cut in self.cuts):
+            self._unrecorded += 1
+            self.cuts.append(Cut("no_grad", sites, behind))
 
     def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
         if is_user_file(frame.f_code.co_filename):  # a library, or torchmedic itself, may well read a value
@@ -87,8 +99,11 @@ class LostTerms(GraphCuts):
     def _note_sum(self, name: str, tensor: Any, other: Any, frame: FrameType) -> None:
         if not isinstance(other, torch.Tensor | float | int) or type(tensor) is not torch.Tensor:
             return
-        if not isinstance(other, torch.Tensor) and other == 0:
+        place = (frame.f_code, frame.f_lasti)
+        if not isinstance(other, torch.Tensor) and other == 0 and name == "__radd__":
+            self._turns[place] = 0
             return  # `total = 0`, to which losses are added
+        turn = self._turns[place] = self._turns.get(place, 0) + 1
         has_graph = tensor.grad_fn is not None
         other_has = isinstance(other, torch.Tensor) and other.requires_grad
         if has_graph is other_has or tensor.numel() != 1 or (isinstance(other, torch.Tensor) and other.numel() != 1):
@@ -96,4 +111,7 @@ class LostTerms(GraphCuts):
         plain = other if has_graph else tensor
         if isinstance(plain, torch.Tensor) and plain.is_cpu and not plain.is_nonzero():
             return  # multiplied by zero on purpose
-        self.sums.append(MixedSum(sites_of(frame), has_graph is (name in _LEFT)))
+        is_right = has_graph is (name in _LEFT)
+        # Numbers at the beginning of a sum are added up before the first tensor comes.
+        position = turn if is_right else 0 if turn == 1 else None
+        self.sums.append(MixedSum(sites_of(frame), is_right, position))

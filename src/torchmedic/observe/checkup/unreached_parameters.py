@@ -8,13 +8,16 @@ Otherwise one step is watched for what cuts them off.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torchmedic.observe.checkup.graph_cuts import GraphCuts
+from torchmedic.source.objects.graph import leaves_behind
 
 _MIN_STEPS = 24  # of its optimizer, after which a parameter without a gradient is reported
+_MIN_STEPS_OF_WHOLE = 48  # where no parameter of an optimizer has a gradient: its turn may come later
 _MIN_STEPS_AT_END = 3  # of a script that has come to its end
 
 
@@ -45,6 +48,7 @@ class Unreached:
         self.thawed: set[int] = set()  # identities of those that are to be trained only from some step on
         self.steps = 0
         self.over = False  # judged
+        self.has_whole = False  # the parameters without a gradient are all those of some optimizer
         self._seen: set[int] = set()
 
     @property
@@ -66,13 +70,19 @@ class Unreached:
             has_gradients = any(tensor.grad is not None for tensor in parameters)
             if has_gradients or not has_closure:
                 self._seen.add(id(optimizer))
-            if has_gradients:
+            if has_gradients or not has_closure:
+                self.has_whole |= not has_gradients
                 self.missing += [
                     Missing(tensor) for tensor in parameters if tensor.requires_grad and tensor.grad is None
                 ]
         if self.missing:
             self.steps += 1
             self.missing = [found for found in self.missing if _is_missing(found)]
+
+    def backward_begins(self, roots: Sequence[Any]) -> None:
+        """Forget the parameters that a loss reaches: their gradients are only cleared too early."""
+        reached = {id(leaf) for leaf in leaves_behind(roots)} if self.has_whole and self.cuts.armed else set()
+        self.missing = [found for found in self.missing if id(found.reference()) not in reached]
 
     def step_ended(self) -> None:
         if self.cuts.armed:
@@ -82,7 +92,8 @@ class Unreached:
 
     def is_due(self, *, at_end: bool = False) -> bool:
         """Whether there is enough to be judged; once."""
-        if self.over or not self.missing or self.steps < (_MIN_STEPS_AT_END if at_end else _MIN_STEPS):
+        wanted = _MIN_STEPS_AT_END if at_end else _MIN_STEPS_OF_WHOLE if self.has_whole else _MIN_STEPS
+        if self.over or not self.missing or self.steps < wanted:
             return False
         self.over = True
         return True

@@ -12,13 +12,13 @@ layer may die after it has learned.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
 
-from torchmedic.observe.checkup.graph_facts import partial_sums
+from torchmedic.observe.checkup.graph_facts import all_zero, partial_sums, softmaxes_of_one
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import NodeBirths
@@ -123,6 +123,8 @@ class Checkup:
         self.rests = False
         if self.terms.armed:
             self._follow_terms(roots, key, frame)
+        if self.unreached.cuts.armed and gradient_call(frame) is None:
+            self.unreached.backward_begins(roots)
         was_armed = self.births.armed
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
@@ -266,7 +268,8 @@ class Checkup:
             return
         fresh, self._awaited = self._awaited, []
         for graph in fresh:
-            if any(node.closed for node in graph.gates()) and self._looks[graph.key] < _MAX_LOOKS:
+            is_blocked = any(node.closed for node in graph.gates()) or softmaxes_of_one(graph)
+            if is_blocked and self._looks[graph.key] < _MAX_LOOKS:
                 if self._looks[graph.key] < _MAX_LOOKS - 1:
                     self._wanted.add(graph.key)
                 else:
@@ -296,19 +299,3 @@ def gradient_call(frame: FrameType | None) -> FrameType | None:
             return frame if frame.f_code.co_name == "grad" else None
         frame = frame.f_back
     return None
-
-
-def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
-    """Whether there are gradients and each of them is 0 everywhere; a tensor where that would have to be waited for."""
-    found = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
-    if not found or any(
-        type(gradient) is not torch.Tensor or gradient.layout is not torch.strided for gradient in found
-    ):
-        return None
-    if all(gradient.is_cpu for gradient in found):
-        return not any(bool(gradient.any()) for gradient in found)
-    if any(gradient.is_cpu or gradient.is_meta for gradient in found):
-        return None
-    where = found[0].device
-    zero = [(gradient.amax() == 0) & (gradient.amin() == 0) for gradient in found if gradient.device == where]
-    return torch.stack(zero).all()

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 _MAX_ELEMENTS = 50_000_000  # of a tensor that is read for a question about a variable
-_MAX_ITEMS = 64  # of a container
+_MAX_ITEMS = 64  # of a container, from its beginning
+_MAX_LAST = 8  # items from the end of a longer one
 # These have no sum on the CPU.
 _NARROW = frozenset(
     {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.complex32}
@@ -69,9 +70,14 @@ def is_bad(value: Any, depth: int = 2) -> bool:
 
             return value.dtype.kind == "f" and not bool(numpy.isfinite(value).all())
         if depth and isinstance(value, list | tuple):
-            return any(is_bad(part, depth - 1) for part in value[:_MAX_ITEMS])
+            return any(is_bad(part, depth - 1) for part in _ends(value))
         if depth and isinstance(value, dict):
-            return any(is_bad(part, depth - 1) for part in list(value.values())[:_MAX_ITEMS])
+            return any(is_bad(part, depth - 1) for part in _ends(list(value.values())))
     except Exception:  # whatever an object of the user does when it is looked at
         return False
     return False
+
+
+def _ends(items: list[Any] | tuple[Any, ...]) -> list[Any]:
+    """The first items of a container, and those that were put into it last."""
+    return list(items) if len(items) <= _MAX_ITEMS else [*items[:_MAX_ITEMS], *items[-_MAX_LAST:]]

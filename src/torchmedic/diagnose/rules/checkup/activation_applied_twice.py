@@ -16,6 +16,7 @@ import math
 
 from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.graph_facts import activation_of
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
 from torchmedic.records import Diagnosis
@@ -27,7 +28,7 @@ _NAMES = {"SoftmaxBackward": "softmax", "SigmoidBackward": "sigmoid"}
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         for call in graph.losses():
-            node = graph.value_of(graph.made(call.sequence))
+            node = activation_of(graph, call)
             if node is not None and _is_doubled(call, node):
                 return _diagnosis(evidence, graph, call, node)
     return None

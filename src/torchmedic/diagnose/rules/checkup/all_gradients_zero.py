@@ -55,10 +55,23 @@ def shut_gates(graph: LossGraph) -> list[Node]:
     if not graph.is_zero or not graph.complete or any(not root.value for root in graph.roots):
         return []
     shut = [node for node in graph.gates() if node.closed]
-    if not shut or graph.reaches_leaf(without=shut):
+    if not shut:
         return []
+    if graph.reaches_leaf(without=shut):
+        shut += _products(graph, shut)
+        if graph.reaches_leaf(without=shut):
+            return []
     # Those that the loss comes to first: what lies behind a shut gate does not matter.
-    return [gate for gate in shut if graph.reaches(gate, without=[other for other in shut if other is not gate])]
+    first = [gate for gate in shut if graph.reaches(gate, without=[other for other in shut if other is not gate])]
+    gates = {node.number: node for node in shut if node.closed}
+    behind = {number for node in first if not node.closed for number in node.behind}
+    return [node for node in first if node.closed] + [gates[number] for number in sorted(behind & gates.keys())]
+
+
+def _products(graph: LossGraph, shut: list[Node]) -> list[Node]:
+    """The products with the result of a gate that gives 0: they let no gradient through to the other factor."""
+    numbers = {node.number for node in shut}
+    return [node for node in graph.nodes if node.kind == "MulBackward" and not numbers.isdisjoint(node.behind)]
 
 
 def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnosis:

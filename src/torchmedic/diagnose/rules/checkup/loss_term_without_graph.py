@@ -1,7 +1,8 @@
 """A term of the loss has no graph, so it adds nothing to any gradient.
 
 What: the loss is a sum, and one of its terms was cut off from the weights that it is computed from: by `item()`,
-`detach()`, `float()` or `torch.tensor()`, or because it comes from `autograd.grad` without `create_graph=True`.
+`detach()`, `float()` or `torch.tensor()`, because it comes from `autograd.grad` without `create_graph=True`, or because
+a module computes it under `no_grad`.
 
 Why: autograd sees such a term as a constant. It changes the printed loss and no gradient: a penalty that penalises
 nothing, a regularisation that does not regularise. No error is raised.
@@ -13,6 +14,7 @@ the log only.
 from __future__ import annotations
 
 import ast
+import itertools
 
 from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
@@ -20,14 +22,26 @@ from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.observe.checkup.graph_facts import partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.lost_terms import LostTerms, MixedSum
-from torchmedic.records import Diagnosis
-from torchmedic.source.lookup.term_flow import expressions_behind, names_in, operands, sum_at
-from torchmedic.source.spots import Spot
+from torchmedic.records import Diagnosis, Location
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.term_flow import (
+    Callees,
+    Part,
+    names_in,
+    operands,
+    parts_behind,
+    span_of,
+    sum_at,
+    terms_of,
+)
+from torchmedic.source.syntax import FUNCTIONS, has_line, last_name, nodes_in, syntax_tree
 
+_OFF = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _HOW = {
     "autograd.grad": "`autograd.grad` without `create_graph=True`",
     "data": "`.data`",
     "__float__": "`float()`",
+    "no_grad": "`no_grad`",
 }
 
 
@@ -42,43 +56,70 @@ def check(evidence: CheckUp) -> Diagnosis | None:
 
 
 def _lost_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagnosis | None:
-    places = {node.birth.sites[0] for node in partial_sums(graph) if node.birth is not None and node.birth.sites}
-    for mixed in lost.sums:
-        if not mixed.sites or mixed.sites[0] not in places:
-            continue
-        term, cuts = _cuts_of(mixed, lost.cuts)
-        if term is not None and cuts:
+    nodes = [node for node in partial_sums(graph) if node.birth is not None and node.birth.sites]
+    places = {node.birth.sites[0] for node in nodes if node.birth is not None}
+    sums = [mixed for mixed in lost.sums if mixed.sites and mixed.sites[0] in places]
+    sums += [
+        MixedSum(node.birth.sites, True, index)
+        for node in nodes
+        if node.kind == "StackBackward" and node.birth is not None
+        for index in node.missing
+    ]
+    callees = _callees(lost.cuts)
+    for mixed in sums:
+        term, cuts = _cuts_of(mixed, lost.cuts, callees)
+        if term and cuts:
             return _diagnosis(evidence, graph, term, mixed, cuts)
     return None
 
 
-def _cuts_of(mixed: MixedSum, cuts: list[Cut]) -> tuple[ast.expr | None, list[Cut]]:
+def _callees(cuts: list[Cut]) -> Callees:
+    """The functions of the user's in which cuts were made, by the expressions that called them."""
+    return {span_of(spot_of(outer)): inner.code for cut in cuts for inner, outer in itertools.pairwise(cut.sites)}
+
+
+def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, list[Cut]]:
     """The term without a graph, and the lines that took the graph from what it was computed from."""
     spot = spot_of(mixed.sites[0])
     found = sum_at(spot)
     if found is None:
-        return None, []
-    left, right = operands(found)
-    term, other = (right, left) if mixed.is_right else (left, right)
-    flow = expressions_behind(term, found, spot.file)
-    if names_in(term) & names_in(other):
-        return None, []  # as in `a + (b - a).detach()`, which gives a loss another value on purpose
-    return term, [cut for cut in cuts if any(_covers(flow, spot_of(site), spot.file) for site in cut.sites)]
+        return "", []
+    terms = terms_of(found, spot.file, index=mixed.position, is_right=mixed.is_right, callees=callees)
+    if not terms:
+        return "", []
+    if not isinstance(found, ast.Call) and set.intersection(*map(names_in, operands(found))):
+        return "", []  # as in `a + (b - a).detach()`, which gives a loss another value on purpose
+    flow = parts_behind(terms)
+    places = [(cut, map(spot_of, (*cut.sites, *cut.entered))) for cut in cuts]
+    behind = [cut for cut, spots in places if any(part.covers(spot) for spot in spots for part in flow)]
+    return _text(terms), sorted(behind, key=lambda cut: bool(cut.entered))
 
 
-def _covers(flow: list[ast.expr], spot: Spot, file: str) -> bool:
-    return spot.file == file and any(
-        (node.lineno, node.col_offset) <= (spot.line, spot.column or 0)
-        and (spot.end_line or spot.line, spot.end_column or 0) <= (node.end_lineno or 0, node.end_col_offset or 0)
-        for node in flow
-    )
+def _text(terms: tuple[Part, ...]) -> str:
+    term = terms[-1].expression
+    return ast.unparse(term.value if isinstance(term, ast.Yield) and term.value is not None else term)
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, term: ast.expr, mixed: MixedSum, cuts: list[Cut]) -> Diagnosis:
+def _without_gradients(cut: Cut) -> Location | None:
+    """The `with` statement or the decorator that turns gradients off around a call."""
+    for spot in map(spot_of, cut.sites) if cut.name == "no_grad" else ():
+        for node in nodes_in(syntax_tree(spot.file)):
+            if isinstance(node, ast.With) and has_line(node, spot.line):
+                found = [item.context_expr for item in node.items]
+            elif isinstance(node, FUNCTIONS) and has_line(node, spot.line):
+                found = node.decorator_list
+            else:
+                continue
+            for expression in found:
+                if not _OFF.isdisjoint(map(last_name, ast.walk(expression))):
+                    return node_location("cause", spot.file, expression, "no graph is recorded here")
+    return None
+
+
+def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, cuts: list[Cut]) -> Diagnosis:
     cut = cuts[-1]
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
     how = _HOW.get(cut.name, f"`{cut.name}()`")
-    text = ast.unparse(term)
     draft = check.draft(
         evidence,
         "likely" if others and cut.name != "autograd.grad" else "proven",
@@ -86,7 +127,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, term: ast.expr, mixed: Mixed
         f"{how} drops the graph of what it is computed from",
     )
     draft.at(
-        spot_of(cut.sites[0]).location("cause", "the graph ends here"),
+        _without_gradients(cut) or spot_of(cut.sites[0]).location("cause", "the graph ends here"),
         *(
             spot_of(other.sites[0]).location("origin", "and here")
             for other in others.values()

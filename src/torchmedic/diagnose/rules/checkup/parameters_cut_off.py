@@ -1,7 +1,8 @@
 """An optimizer holds parameters whose result is cut off from the loss.
 
 What: these parameters require a gradient and are used in the forward pass, but had no gradient in any step. Their
-result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`.
+result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, or by
+`item()` where a new tensor is made of the number.
 
 Why: autograd follows only the operations that it has recorded. Parameters before a cut get no gradient; the optimizer
 skips them silently, and they keep their initial values. The rest of the model may still learn, so the loss falls all
@@ -20,7 +21,7 @@ from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.records import Diagnosis
 
-_HOW = {"data": "`.data`", "detach_": "`detach_()`", "detach": "`detach()`"}
+_HOW = {"data": "`.data`", "__float__": "`float()`"}
 
 
 @rule("TM631", "parameters-cut-off")
@@ -36,12 +37,12 @@ def check(evidence: CheckUp) -> Diagnosis | None:
     if not cuts:
         return None
     # What a layer is given as it is goes on to the loss. Else the last one: there may be others, for a log.
-    cut = next((cut for cut in cuts if cut.fed), cuts[-1])
+    cut = next((cut for cut in cuts if cut.fed), next((cut for cut in cuts if cut.entered), cuts[-1]))
     lost = [tensor for key, tensor in missing.items() if key in cut.behind]
     if _is_copy_of_other(evidence, lost, missing):
         return None
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
-    return _diagnosis(evidence, cut, [] if cut.fed else list(others.values()), lost)
+    return _diagnosis(evidence, cut, [] if cut.fed or cut.entered else list(others.values()), lost)
 
 
 def _is_copy_of_other(evidence: CheckUp, lost: list[torch.Tensor], missing: dict[int, torch.Tensor]) -> bool:
@@ -84,6 +85,7 @@ def _diagnosis(evidence: CheckUp, cut: Cut, others: list[Cut], lost: list[torch.
     draft.at(
         spot_of(cut.sites[0]).location("cause", "the graph ends here"),
         *(spot_of(other.sites[0]).location("origin", "and here") for other in others),
+        evidence.at("surfaced", cut.entered, "makes a tensor of these numbers"),
     )
     draft.because(f"no gradient in {steps} steps: {shown}" if shown else f"no gradient in {steps} steps")
     draft.help(f"remove {how} if these parameters are to learn; else leave them out of the optimizer")

@@ -27,6 +27,7 @@ from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 
 # A view of the same values, which a layer makes of its own result.
 _VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
+_MIN_STEPS = 3  # that are looked at, where data may have made the dimension
 _OUTPUTS = frozenset("out_features out_channels".split())
 
 
@@ -41,8 +42,14 @@ class Single(NamedTuple):
 @rule("TM643", "softmax-over-one-value")
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
-        single = [found for node in softmaxes_of_one(graph) if (found := _single(graph, node)) is not None]
-        if not single or not graph.complete:
+        of_one = softmaxes_of_one(graph)
+        single = [found for node in of_one if (found := _single(graph, node)) is not None]
+        if not of_one or not graph.complete:
+            continue
+        if not single:
+            last = _in_every_step(evidence, graph)
+            if last is not None:
+                return _diagnosis(evidence, graph, Single(last, last, last), is_all=True)
             continue
         softmaxes = [found.softmax for found in single]
         if not graph.reaches_leaf(without=softmaxes):
@@ -52,6 +59,25 @@ def check(evidence: CheckUp) -> Diagnosis | None:
             if not graph.reaches(found.weight, without=softmaxes) and _is_written_as_one(_built(evidence, found)):
                 return _diagnosis(evidence, graph, found, is_all=False)
     return None
+
+
+def _in_every_step(evidence: CheckUp, graph: LossGraph) -> Node | None:
+    """A softmax over one value that no layer makes, if it lets no gradient through in any of several steps.
+
+    A list of one candidate may well come once.
+    """
+    seen = evidence.of_line(graph)
+    if not evidence.is_enough(len(seen), _MIN_STEPS) or any(
+        other.reaches_leaf(without=softmaxes_of_one(other)) for other in seen
+    ):
+        return None
+    return next((node for node in softmaxes_of_one(seen[-1]) if _is_over_features(node)), None)
+
+
+def _is_over_features(softmax: Node) -> bool:
+    """Whether a softmax is over the last of several dimensions, which is not the one of a batch or of positions."""
+    shape = softmax.shape or ()
+    return len(shape) > 1 and softmax.dim is not None and softmax.dim % len(shape) == len(shape) - 1
 
 
 def _single(graph: LossGraph, softmax: Node) -> Single | None:
@@ -141,7 +167,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, found: Single, *, is_all: bo
     _places(evidence, graph, found, draft, name)
     draft.because(
         f"`{name}` was given the shape {list(softmax.shape or ())} and normalises over dimension {softmax.dim}, which "
-        "has one value: the only output of the layer",
+        f"has one value{': the only output of the layer' if found.weight is not softmax else ''}",
         "there is no other way from the loss to the weights" if is_all else "",
     )
     if call is not None:

@@ -20,11 +20,12 @@ import torch
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import described, noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.evidence.preparation import line_in_preparation
 from torchmedic.records import Diagnosis, Location
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Leaf, storage_of
 from torchmedic.replay.trace.values import number
-from torchmedic.source.live_frames import node_location
+from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.origins import attribute_assignments
@@ -47,7 +48,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     incident = evidence.incident
     called = f"the {kind} `{name}`" if name else f"a {kind}"
     bad = int((~torch.isfinite(leaf.tensor.detach())).sum().item())
-    place, sure = _written_at(evidence, leaf, name)
+    written, sure = _written_at(evidence, leaf, name)
     late = evidence.is_unexplained and evidence.agent.finite.losses.bad_call is not None
     draft = check.draft(
         evidence,
@@ -57,10 +58,10 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     )
     scope = evidence.scope
     reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
-    if place is not None:
-        draft.at(place)
+    if written is not None:
+        draft.at(written)
     if reader is not None:
-        draft.at(reader.location("surfaced" if place is not None else "cause", "used here"))
+        draft.at(reader.location("surfaced" if written is not None else "cause", "used here"))
     draft.because(f"`{name}` is {described(leaf.tensor.detach())}" if name else "")
     finite = [loss for loss in incident.losses if math.isfinite(loss)]
     if finite:
@@ -68,7 +69,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     else:
         draft.because("no earlier step had a finite loss, so the weights were damaged from the start")
     draft.because(
-        "" if sure or place is None else "the line is the only one found that writes to it; that is not proven"
+        "" if sure or written is None else "the line is the only one found that writes to it; that is not proven"
     )
     if late:
         draft.because(
@@ -87,12 +88,16 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
     if written is not None:
         return written, False
     writers = _writers(evidence, attr)
+    owner = _owner(evidence, leaf)
+    if owner is not None and not any(map(math.isfinite, evidence.incident.losses)):
+        line = line_in_preparation(evidence.frames, leaf.tensor, [owner])
+        if line is not None:
+            return place("cause", line.file, line.line, "makes values that are not finite"), True
     if len(writers) == 1:
         return writers[0], False
     made = maker_of(evidence.frames, leaf.tensor, [])
     if made is not None:
         return made.location("cause", f"`{made.name}` gets its values here"), True
-    owner = _owner(evidence, leaf)
     if owner is not None:
         found = list(attribute_assignments(type(owner), attr))
         if found:

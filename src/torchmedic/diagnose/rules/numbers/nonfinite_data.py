@@ -11,23 +11,22 @@ Cure: repair or drop those items, or correct the preparation step that makes the
 
 from __future__ import annotations
 
-import linecache
 from typing import Any
 
 import torch
 
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
-from torchmedic.evidence.dataset_item import Fetched, Line, datasets_in_use, fetch_again
+from torchmedic.evidence.bad_value_lines import Line
+from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.evidence.preparation import line_in_call, line_in_collate, line_in_constructor
+from torchmedic.evidence.preparation import line_in_collate, line_in_preparation
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.microscope import Leaf
 from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
-from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.user_code import relative
 
 
@@ -131,29 +130,21 @@ def _item(evidence: NumbersEvidence, leaf: Leaf, bad: torch.Tensor, kind: str) -
 
 def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label: str) -> Location | None:
     """Where the bad values were made, as far back as it can be followed."""
-    maker: Maker | None = None
     line = fetched.line if fetched is not None else None
-    if line is not None:
-        stored = _stored(line.owner, line.file, line.line)
-        if stored is not None:
-            deeper = line_in_constructor(evidence.frames, line.owner)
-            return _at(deeper, label) if deeper else stored.location("cause", f"`{stored.name}` holds {label}")
+    if line is not None and not line.is_stored:
         return _at(line, label)
-    collated = line_in_collate(evidence.frames, _items(evidence)) if fetched is None else None
-    if collated is not None:
-        return _at(collated, label)
-    if fetched is not None:
-        for value in _tensors_of(fetched.dataset):
-            if not bool(torch.isfinite(value).all()):
-                maker = maker_of(evidence.frames, value, [])
-                if maker is not None:
-                    break
-    if maker is None:
-        maker = maker_of(evidence.frames, leaf.tensor, datasets_in_use())
+    found = line_in_collate(evidence.frames, _items(evidence)) if fetched is None else None
+    if found is None:
+        held = [fetched.dataset] if fetched is not None else datasets_in_use()
+        held += [line.owner] if line is not None and line.owner is not None else []
+        found = line_in_preparation(evidence.frames, leaf.tensor, held)
+    if found is not None:
+        return _at(found, label)
+    if line is not None:
+        stored = _stored(line.owner, line.name)
+        return stored.location("cause", f"`{stored.name}` holds {label}") if stored is not None else _at(line, label)
+    maker = _maker(evidence, leaf, fetched)
     if maker is not None:
-        deeper = line_in_call(evidence.frames, maker.file, maker.node)
-        if deeper is not None:
-            return _at(deeper, label)
         verb = "is written to" if maker.writes else "gets its values"
         return maker.location("cause", f"`{maker.name}` {verb} here: {label}")
     scope = evidence.scope
@@ -163,19 +154,24 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label
     return evidence.noticed.location("cause", label) if evidence.noticed is not None else None
 
 
+def _maker(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None) -> Maker | None:
+    """The statement that made the data, read off the source: the preparation could not be run again."""
+    for value in _tensors_of(fetched.dataset) if fetched is not None else ():
+        if not bool(torch.isfinite(value).all()):
+            maker = maker_of(evidence.frames, value, [])
+            if maker is not None:
+                return maker
+    return maker_of(evidence.frames, leaf.tensor, datasets_in_use())
+
+
 def _at(line: Line, label: str) -> Location:
     return place("cause", line.file, line.line, f"`{line.name}` is not finite here: {label}" if line.name else label)
 
 
-def _stored(owner: Any, file: str, line: int) -> Maker | None:
-    """The attribute of a dataset that is bad already and that a line reads from."""
-    text = linecache.getline(file, line)
-    for attr, value in list((getattr(owner, "__dict__", None) or {}).items()):
-        if f".{attr}" in text and is_bad(value):
-            found = list(attribute_assignments(type(owner), attr))
-            if len(found) == 1:
-                return Maker(found[0][0], found[0][1], f"self.{attr}")
-    return None
+def _stored(owner: Any, attr: str) -> Maker | None:
+    """The only statement that gives an attribute of a data set its value."""
+    found = list(attribute_assignments(type(owner), attr)) if owner is not None and attr else []
+    return Maker(found[0][0], found[0][1], f"self.{attr}") if len(found) == 1 else None
 
 
 def _tensors_of(dataset: Any) -> list[torch.Tensor]:
