@@ -80,7 +80,7 @@ def with_cell_numbers(shell: Any, diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _cells(shell: Any) -> dict[str, int]:
-    """The numbers of the cells by their files. IPython 7 keeps only the texts, from which the names of files are made."""
+    """The numbers of the cells by their files. IPython 7 keeps only texts; the names of the files come from those."""
     known: dict[str, int] | None = getattr(shell.compile, "_filename_map", None)
     if known is not None:
         return known

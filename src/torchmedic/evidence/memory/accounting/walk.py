@@ -28,7 +28,6 @@ from torchmedic.evidence.memory.accounting.holder import (
 from torchmedic.observe.heap.plain_objects import Pile, pile_of, text_bytes
 from torchmedic.source.objects.containers import items, length
 from torchmedic.source.objects.parts import Part, attributes_of_tensor, cache_of, is_users, own_dict, parts
-from torchmedic.source.syntax import function_name
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_modules
 
@@ -160,7 +159,7 @@ def _locals(frames: list[FrameType]) -> Iterator[tuple[Holder, Any]]:
             continue
         code = frame.f_code
         for name, value in list(frame.f_locals.items()):
-            yield Holder(name, value, code.co_filename, function_name(code), code, True, local=code.co_firstlineno), value
+            yield Holder(name, value, code.co_filename, code.co_name, code, True, local=code.co_firstlineno), value
 
 
 def _inside(value: Any, kind: type, holder: Holder, depth: int) -> Iterator[_Visit]:
@@ -185,7 +184,7 @@ def _holder_of(part: Part, value: Any, kind: type, holder: Holder) -> Holder:
     """The name of one part of an object."""
     name, item, code = part.name, part.item, part.code
     if code is not None:
-        variable = Holder(name, item, code.co_filename, function_name(code), code, False, local=part.line)
+        variable = Holder(name, item, code.co_filename, code.co_name, code, False, local=part.line)
         # Of functions in a container, each of which has a tensor, the container is the better name.
         is_one_of_many = holder.many and issubclass(kind, types.FunctionType) and issubclass(type(item), torch.Tensor)
         return holder if is_one_of_many else variable
