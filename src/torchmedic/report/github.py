@@ -23,7 +23,7 @@ def annotation(diagnosis: Diagnosis) -> str:
     properties = {"title": f"{diagnosis.code} {diagnosis.name}"}
     place = diagnosis.cause_location or next(iter(diagnosis.locations), None)
     if place is not None:
-        properties = {**_position(place), **properties}
+        properties |= _position(place)
     given = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
     return f"::{command} {given}::{_data(clipped(_message(diagnosis), _MAX_MESSAGE))}"
 
