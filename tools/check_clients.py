@@ -156,7 +156,8 @@ def tested(python: str, name: str) -> str:
     command = [python, "-m", "pytest", "-p", "no:xdist", str(test)]
     done = subprocess.run(command, cwd=ROOT, env=clean(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
-    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout
+    assert " passed" in done.stdout, done.stdout
+    assert "skipped" not in done.stdout, done.stdout
     return f"{test.name} passes"
 
 

@@ -19,7 +19,7 @@ _SHARE_OF_TIME = 0.002  # since training began, beyond that
 REST = 16  # looks, of which one goes beyond the first tensor when the time is used up
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_CHEAP_ELEMENTS = 1 << 14  # cost about as much to look at as one
-_WITH_NORM = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+WITH_NORM = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 
 
 # To ask for the stack of `torch.func` itself would be enough to have one made for this thread, and autograd would copy
@@ -123,7 +123,7 @@ def norm_of(tensors: Sequence[torch.Tensor]) -> float | None:
 
     If a norm is finite, every element is. It costs about as much as a look at the tensors one by one.
     """
-    if not all(type(tensor) is torch.Tensor and tensor.dtype in _WITH_NORM for tensor in tensors):
+    if not all(type(tensor) is torch.Tensor and tensor.dtype in WITH_NORM for tensor in tensors):
         return None
     try:
         norms = torch._foreach_norm([tensor.detach() if tensor.requires_grad else tensor for tensor in tensors])

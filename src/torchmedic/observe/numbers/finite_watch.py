@@ -34,6 +34,7 @@ from torchmedic.observe.numbers.finite_checks import (
     witness_of,
 )
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
+from torchmedic.observe.numbers.late_norms import LateNorms
 from torchmedic.observe.numbers.losses import Losses
 from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.observe.numbers.weight_copies import Rewind
@@ -74,6 +75,7 @@ class FiniteWatch:
         self._seen: set[int] = set()  # optimizers that have stepped
         self.wants_weights = False  # to be looked at when they have been touched
         self.gradient_norm: float | None = None  # at the last update, where all gradients were looked at
+        self.late_norms = LateNorms()
         self._time = CheckBudget()
 
     # For the curves of the report
@@ -289,7 +291,7 @@ class FiniteWatch:
         """The device is lost: report it once, and ask it for nothing more."""
         self.on = False
         if not async_devices.device_is_lost():
-            async_devices.died(self.losses.late.belongings(), self._rewind.originals())
+            async_devices.died(self.losses.late.belongings(), self.late_norms, self._rewind.originals())
             self._examiner.device_died(error, frame)
 
     def _publish(self, finding: Finding | None) -> None:
