@@ -44,7 +44,7 @@ def _message(diagnosis: Diagnosis) -> str:
 
 
 def _help(treatment: Treatment) -> str:
-    proof = f" [proven on your step: {treatment.result}]" if treatment.proven else ""
+    proof = f" [{markdown.proof(treatment)}]" if treatment.proven else ""
     return f"help: {treatment.title}{proof}"
 
 

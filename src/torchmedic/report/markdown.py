@@ -65,7 +65,8 @@ def _treatment(treatment: Treatment) -> Iterator[str]:
 def proof(treatment: Treatment) -> str:
     """What is known of a cure, in a few words."""
     if treatment.proven:
-        return f"proven on your step: {treatment.result}" if treatment.result else "proven on your step"
+        where = f"proven on {treatment.tried_on}"
+        return f"{where}: {treatment.result}" if treatment.result else where
     return f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.report.frames import Frame, frames
+from torchmedic.report.markdown import proof
 from torchmedic.report.patches import hunks
 from torchmedic.report.visible import one_line
 from torchmedic.runfolder import files
@@ -160,9 +161,7 @@ def _notes(diagnosis: Diagnosis, gutter: int, width: int) -> Iterator[Text]:
 
 
 def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
-    tried = f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
-    verdict = f"[proven on {treatment.tried_on}: {treatment.result}]" if treatment.proven else f"[{tried}]"
-    line = f"help: {treatment.title}  {verdict}"
+    line = f"help: {treatment.title}  [{proof(treatment)}]"
     for number, part in enumerate(textwrap.wrap(line, width, subsequent_indent="      ", break_long_words=False)):
         if number == 0:
             yield Text.assemble(("help:", "bold green"), part.removeprefix("help:"))

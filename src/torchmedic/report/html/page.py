@@ -13,6 +13,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup, escape
 
+from torchmedic.diagnose.words.format import at_moment
 from torchmedic.records import encode_line
 from torchmedic.records.plain_text import visible, visible_json
 from torchmedic.report.html import charts, run_data, views
@@ -100,7 +101,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"prose": prose, "size": charts.size, "duration": charts.duration}
+    environment.filters |= {"prose": prose, "size": charts.size, "duration": charts.duration, "moment": at_moment}
     return environment
 
 
