@@ -79,4 +79,4 @@ def _norm(found: list[torch.Tensor]) -> torch.Tensor | None:
     if not all(type(tensor) is torch.Tensor and tensor.dtype in WITH_NORM for tensor in found):
         return None
     with torch.no_grad():
-        return torch.stack(torch._foreach_norm(found, 2, torch.float32)).norm()
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found, 2, torch.float32)))

@@ -48,9 +48,8 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(f"the samples of the batch: {listed(list(dict.fromkeys(failure.sample_shapes)), 4)}")
     draft.because(_explained(evidence))
     if isinstance(failure.index, int | str):
-        draft.help(
-            f"look at item {failure.index} and at what this line does with it: `dataset[{failure.index}]` alone fails too"
-        )
+        alone = f"`dataset[{failure.index}]`"
+        draft.help(f"look at item {failure.index}, and at what this line does with it; {alone} alone fails too")
     return draft.done()
 
 
