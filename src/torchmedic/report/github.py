@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchmedic.records import Diagnosis, Location, Report, Treatment
 from torchmedic.records.plain_text import visible
-from torchmedic.report import markdown
+from torchmedic.report import markdown, terminal
 from torchmedic.report.visible import clipped, one_line
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -44,7 +44,7 @@ def _message(diagnosis: Diagnosis) -> str:
 
 
 def _help(treatment: Treatment) -> str:
-    proof = f" [{markdown.proof(treatment)}]" if treatment.proven else ""
+    proof = f" [{terminal.proof(treatment)}]" if treatment.proven else ""
     return f"help: {treatment.title}{proof}"
 
 

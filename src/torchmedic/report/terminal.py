@@ -11,7 +11,6 @@ from rich.text import Text
 
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.report.frames import Frame, frames
-from torchmedic.report.markdown import proof
 from torchmedic.report.patches import hunks
 from torchmedic.report.visible import one_line
 from torchmedic.runfolder import files
@@ -168,6 +167,14 @@ def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
         else:
             yield Text(part)
     yield from _patch(treatment.patch, gutter)
+
+
+def proof(treatment: Treatment) -> str:
+    """What is known of a cure, in a few words."""
+    if treatment.proven:
+        where = f"proven on {treatment.tried_on}"
+        return f"{where}: {treatment.result}" if treatment.result else where
+    return f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
 
 
 def _patch(patch: str, gutter: int) -> Iterator[Text]:

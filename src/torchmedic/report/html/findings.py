@@ -11,8 +11,8 @@ from torchmedic.diagnose import catalogue
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.records.numbers import NumberTrace, PathNode, TriedCure
 from torchmedic.report.frames import Frame, frames
-from torchmedic.report.markdown import proof
 from torchmedic.report.patches import Change, hunks
+from torchmedic.report.terminal import proof
 from torchmedic.report.visible import clipped
 
 _MAX_PATH = 16
