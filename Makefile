@@ -8,7 +8,7 @@ CHECK := $(BIN)/ruff format --check src tests benchmarks tools && $(BIN)/ruff ch
 # `-rR` names the tests that passed only when they were run again.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --reruns 2 -rR
 
-.PHONY: help demo test test-all check bench docs dist new-rule clean
+.PHONY: help demo test test-all check bench docs dist clients new-rule clean
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -57,6 +57,9 @@ docs: $(VENV)/.docs  ## write the index of diagnoses, and build the documentatio
 
 dist: $(VENV)/.dist  ## build wheel and sdist, check them, and run the demo from the wheel in an empty environment
 	$(BIN)/python tools/check_dist.py
+
+clients: $(VENV)/.dev  ## hand annotations, SARIF, MCP, notebooks and Ray to real clients; needs npm and a network
+	$(BIN)/python tools/check_clients.py
 
 new-rule: $(VENV)/.dev  ## begin a rule: make new-rule CODE=TM180 NAME=bad-thing
 	@$(BIN)/python tools/new_rule.py '$(CODE)' '$(NAME)'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,34 @@ def test_the_random_state_is_noted_in_full() -> None:
     wanted = torch.cuda.get_rng_state_all()
 
     assert all(torch.equal(a, b) for a, b in zip(notes.device_rng, wanted, strict=True))
+
+
+NORMS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for step in range(64):
+    loss = model(torch.randn(4096, 512, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+    print(step, norm)
+    optimizer.step()
+"""
+
+
+def test_the_curve_of_gradient_norms_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NORMS)
+    finished = torchmedic(tmp_path, "train.py")
+
+    assert finished.returncode == 0, finished.stderr
+    wanted = {int(step): float(norm) for step, norm in map(str.split, finished.stdout.splitlines())}
+    (events,) = finished.run.glob("*/events.jsonl")
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    points = [point for line in lines if line["kind"] == "curves" for point in line["points"]]
+    norms = {point[0]: point[3] for point in points if point[3] is not None}
+    assert len(norms) >= 3
+    assert norms == {step: pytest.approx(wanted[step], rel=1e-3) for step in norms}

@@ -131,6 +131,49 @@ print("healthy", flush=True)
 train("torchmedic", features=5)
 """
 
+# `end_training` while an exception is handled. Neither a way to stop early nor an earlier failure is a finding.
+ACCELERATE_HANDLED = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from torchmedic.integrations.accelerate import TorchmedicTracker
+
+
+class Enough(Exception):
+    pass
+
+
+def train(features=4, stops=False):
+    accelerator = Accelerator(cpu=True, log_with=TorchmedicTracker())
+    accelerator.init_trackers("project")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = torch.utils.data.DataLoader(torch.randn(48, features), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    try:
+        for x in loader:
+            loss = model(x).square().mean()  # <- cause
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if stops:
+                raise Enough
+    except Enough:
+        accelerator.end_training()
+    finally:
+        accelerator.end_training()
+
+
+train(stops=True)
+try:
+    torch.ones(2) + torch.ones(3)
+except RuntimeError:
+    train()
+print("healthy", flush=True)
+train(features=5)
+"""
+
 
 def _declare_entry_points(folder: Path) -> None:
     """Make the entry points of this checkout known in a folder, whatever is installed."""
@@ -152,6 +195,7 @@ def _declare_entry_points(folder: Path) -> None:
         ("lightning", LIGHTNING, "TM102", "RuntimeError: one of the variables"),
         ("transformers", TRANSFORMERS, "TM301", "IndexError: Target 2 is out of bounds."),
         ("accelerate", ACCELERATE, "TM151", "RuntimeError: mat1 and mat2"),
+        ("accelerate", ACCELERATE_HANDLED, "TM151", "RuntimeError: mat1 and mat2"),
     ],
 )
 def test_a_healthy_run_is_untouched_and_a_failing_one_explained(

@@ -5,6 +5,7 @@ There is no such device here, so the scripts have the CPU treated as one (`late_
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -62,6 +63,17 @@ def test_healthy_training_is_not_changed(tmp_path: Path) -> None:
     assert late.stdout == plain.stdout != ""
     assert late.report.diagnoses == ()
     assert late.stderr == ""
+    norms, wanted = _norms(late.run), _norms(plain.run)
+    assert len(norms) >= 3  # at every eighth step at most, and the last one may still be under way
+    assert norms == {step: pytest.approx(wanted[step], rel=1e-4) for step in norms}
+
+
+def _norms(run: Path) -> dict[int, float]:
+    """The recorded gradient norms, by step."""
+    (events,) = run.glob("*/events.jsonl")
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    points = [point for line in lines if line["kind"] == "curves" for point in line["points"]]
+    return {point[0]: point[3] for point in points if point[3] is not None}
 
 
 SPOILED = """

@@ -74,7 +74,7 @@ def test_a_healthy_run_writes_no_page(tmp_path: Path) -> None:
 def test_annotations_and_a_summary_are_written_for_github(tmp_path: Path) -> None:
     summary = tmp_path / "summary.md"
     finished = run_script(tmp_path, FAILING, options=["--format", "github"], GITHUB_STEP_SUMMARY=str(summary))
-    assert finished.stderr.startswith("::error file=train.py,line=7,")
+    assert finished.stderr.startswith("::error title=TM201 division-by-zero,file=train.py,line=7,")
     assert finished.stdout == ""
     assert "TM201" in summary.read_text()
 

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
@@ -46,6 +47,24 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+
+class _Help(argparse.HelpFormatter):
+    """Help that fits the terminal: paragraphs are broken anew, and indented lines, which are examples, stay."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = [
+            part if "\n  " in part else textwrap.fill(" ".join(part.split()), width, break_on_hyphens=False)
+            for part in text.split("\n\n")
+        ]
+        return "\n\n".join(parts)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """`-f, --format NAME`: the value once, and no second spelling with underscores."""
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = ", ".join(name for name in action.option_strings if "_" not in name)
+        return names if action.nargs == 0 else f"{names} {self._format_args(action, action.dest.upper())}"
 
 
 class _NullStream(io.TextIOBase):
@@ -98,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
             command.NAME,
             help=doc.splitlines()[0].rstrip("."),
             description=doc,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
         )
         command.prepare(verb)

@@ -30,7 +30,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-name", "--device_name", metavar="NAME", default="", help="a card from the table, such as H200"
     )
-    parser.add_argument("-f", "--format", choices=("table", "json"), default="table")
+    parser.add_argument("-f", "--format", choices=("table", "json"), default="table", help="how the result is shown")
     parser.add_argument("--apply", action="store_true", help="show the fastest plan as a diff; nothing is written")
     parser.add_argument(
         "--no-plans", "--no_plans", dest="plans", action="store_false", help="predict the script as it is, and no more"

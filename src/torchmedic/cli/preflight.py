@@ -23,7 +23,7 @@ NAME = "preflight"
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs="?", type=Path, metavar="script.py", help="the training script to check")
-    parser.add_argument("-f", "--format", choices=("table", "json"), default="table")
+    parser.add_argument("-f", "--format", choices=("table", "json"), default="table", help="how the result is shown")
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ NAME = "run"
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "torchmedic run [options] (script.py | -m module | -- command) [args]"
     parser.add_argument(
         "-o", "--output", metavar="DIR", help="the run folder, new or empty (default: .torchmedic/<time>-<script>)"
     )

@@ -174,8 +174,10 @@ class Divergence:
         return f"your last {len(calls)} updates" if len(calls) > 1 else "your last update"
 
     def shown(self, course: Course) -> str:
-        losses = self.losses(course)
-        return ", ".join(f"{loss:.3g}" for loss in losses)
+        """The losses of a course in words: the first ones and the last one."""
+        losses = [f"{loss:.3g}" for loss in self.losses(course)]
+        middle = losses[3:-1]
+        return ", ".join([*losses[:3], *(["..."] if len(middle) > 1 else middle), *losses[3:][-1:]])
 
 
 def _is_trained(source: Any) -> bool:

@@ -23,7 +23,7 @@ from torchmedic.replay.trace.microscope import Microscope, Value
 from torchmedic.source.live_frames import Frame, stack_of
 from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.syntax import has_line, nodes_in
+from torchmedic.source.syntax import has_line, is_module, nodes_in
 from torchmedic.source.user_code import relative
 
 # What messages about bad numbers have in common; whether there is one is then looked up among the live values.
@@ -221,7 +221,7 @@ def _tensors_below(tb: TracebackType | None) -> list[tuple[str, torch.Tensor]]:
         tb = tb.tb_next
     found: list[tuple[str, torch.Tensor]] = []
     for frame in reversed(frames[2:]):
-        if frame.f_code.co_name != "<module>":
+        if not is_module(frame.f_code):
             found += _tensors_named(dict(frame.f_locals))
     return found
 

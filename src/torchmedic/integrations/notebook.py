@@ -74,10 +74,22 @@ class Shown:
 
 def with_cell_numbers(shell: Any, diagnosis: Diagnosis) -> Diagnosis:
     """A diagnosis in which the files of cells are replaced by the numbers of the cells."""
-    known = getattr(shell.compile, "_filename_map", {})
-    names = {name: f"cell [{number}]" for file, number in known.items() for name in (file, relative(file))}
+    names = {name: f"cell [{number}]" for file, number in _cells(shell).items() for name in (file, relative(file))}
     files = re.compile("|".join([*map(re.escape, sorted(names, key=len, reverse=True)), _INPUT]))
     return msgspec.convert(_renamed(msgspec.to_builtins(diagnosis), files, names), Diagnosis)
+
+
+def _cells(shell: Any) -> dict[str, int]:
+    """The numbers of the cells by their files. IPython 7 keeps only texts; the names of the files come from those."""
+    known: dict[str, int] | None = getattr(shell.compile, "_filename_map", None)
+    if known is not None:
+        return known
+    texts = {int(name[2:]): text for name, text in shell.user_ns.items() if re.fullmatch(r"_i\d+", name)}
+    return {
+        shell.compile.get_code_name(raw, raw, number): number
+        for number, text in sorted(texts.items())
+        for raw in (text, f"{text}\n")  # the kept text has no newline at its end
+    }
 
 
 def _renamed(value: Any, files: re.Pattern[str], names: dict[str, str]) -> Any:

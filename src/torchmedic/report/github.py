@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchmedic.records import Diagnosis, Location, Report, Treatment
 from torchmedic.records.plain_text import clipped, one_line, visible
-from torchmedic.report import markdown
+from torchmedic.report import markdown, terminal
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -22,7 +22,7 @@ def annotation(diagnosis: Diagnosis) -> str:
     properties = {"title": f"{diagnosis.code} {diagnosis.name}"}
     place = diagnosis.cause_location or next(iter(diagnosis.locations), None)
     if place is not None:
-        properties = {**_position(place), **properties}
+        properties |= _position(place)
     given = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
     return f"::{command} {given}::{_data(clipped(_message(diagnosis), _MAX_MESSAGE))}"
 
@@ -43,7 +43,7 @@ def _message(diagnosis: Diagnosis) -> str:
 
 
 def _help(treatment: Treatment) -> str:
-    proof = f" [proven on your step: {treatment.result}]" if treatment.proven else ""
+    proof = f" [{terminal.proof(treatment)}]" if treatment.proven else ""
     return f"help: {treatment.title}{proof}"
 
 

@@ -54,18 +54,11 @@ def _section(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _treatment(treatment: Treatment) -> Iterator[str]:
-    yield f"**Help**: {escaped(treatment.title)} ({escaped(proof(treatment))})"
+    yield f"**Help**: {escaped(treatment.title)} ({escaped(terminal.proof(treatment))})"
     yield ""
     if treatment.patch:
         yield from fenced(treatment.patch, "diff")
         yield ""
-
-
-def proof(treatment: Treatment) -> str:
-    """What is known of a cure, in a few words."""
-    if treatment.proven:
-        return f"proven on your step: {treatment.result}" if treatment.result else "proven on your step"
-    return f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
 
 
 def escaped(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.records.plain_text import clipped, one_line, visible
 from torchmedic.report import failing_call, terminal
-from torchmedic.report.markdown import proof
+from torchmedic.report.terminal import proof
 
 DEFAULT_TOKENS = 1500
 MIN_TOKENS = 100

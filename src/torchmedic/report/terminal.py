@@ -18,6 +18,8 @@ from torchmedic.runfolder import files
 _SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _GUTTER = "blue"
 _MIN_WIDTH = 40
+_MAX_OUTER_INDENT = 8  # columns before the outermost line of a frame
+_MAX_INNER_INDENT = 12  # further columns before its inner lines
 
 
 def concise(diagnosis: Diagnosis) -> str:
@@ -95,14 +97,17 @@ def _snippets(frame: Frame, gutter: int, style: str, width: int) -> Iterator[Tex
     yield _in_gutter(" " * (gutter + 1) + arrow).append(f" {head.file}:{head.line}:{head.column}")
     yield Text(" " * (gutter + 1) + " |", _GUTTER)
     before: int | None = None
+    outer = min((place.indent for place in frame.places if place.code), default=0)
     for place in frame.places:
         if before is not None and place.line > before + 1:
             yield Text("...", _GUTTER)
         before = place.line
-        yield from _snippet(place, gutter, style, width)
+        # Deep indentation is shortened, and the lines of a frame keep their order: an inner block stays inside.
+        indent = min(outer, _MAX_OUTER_INDENT) + min(place.indent - outer, _MAX_INNER_INDENT)
+        yield from _snippet(place, indent, gutter, style, width)
 
 
-def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[Text]:
+def _snippet(place: Location, margin_left: int, gutter: int, style: str, width: int) -> Iterator[Text]:
     """One source line and its underline, with the label beside the underline or, if it does not fit, below it."""
     margin = _in_gutter(" " * (gutter + 1) + " | ")
     if not place.code:
@@ -110,7 +115,6 @@ def _snippet(place: Location, gutter: int, style: str, width: int) -> Iterator[T
             yield margin + Text(place.label)
         return
     room = max(width - gutter - 4, _MIN_WIDTH - 8)
-    margin_left = min(place.indent, 8)  # deep indentation is shortened
     start = min(max(0, place.column - 1 - place.indent), len(place.code))
     length = min(max(1, place.end_column - place.column), len(place.code) + 1)
     code, start = _window(place.code.replace("\n", " "), start, length, room - margin_left)
@@ -156,15 +160,21 @@ def _notes(diagnosis: Diagnosis, gutter: int, width: int) -> Iterator[Text]:
 
 
 def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
-    tried = f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
-    verdict = f"[proven on {treatment.tried_on}: {treatment.result}]" if treatment.proven else f"[{tried}]"
-    line = f"help: {treatment.title}  {verdict}"
+    line = f"help: {treatment.title}  [{proof(treatment)}]"
     for number, part in enumerate(textwrap.wrap(line, width, subsequent_indent="      ", break_long_words=False)):
         if number == 0:
             yield Text.assemble(("help:", "bold green"), part.removeprefix("help:"))
         else:
             yield Text(part)
     yield from _patch(treatment.patch, gutter)
+
+
+def proof(treatment: Treatment) -> str:
+    """What is known of a cure, in a few words."""
+    if treatment.proven:
+        where = f"proven on {treatment.tried_on}"
+        return f"{where}: {treatment.result}" if treatment.result else where
+    return f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
 
 
 def _patch(patch: str, gutter: int) -> Iterator[Text]:

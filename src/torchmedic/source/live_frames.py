@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.syntax import has_line, syntax_tree
+from torchmedic.source.syntax import function_name, has_line, syntax_tree
 from torchmedic.source.user_code import is_user_file, relative, source_line
 
 # Frames with the line and column that each is at, innermost first.
@@ -31,7 +31,7 @@ class Frame:
     def __init__(self, frame: FrameType, lasti: int, lineno: int) -> None:
         self.live = frame
         self.file = frame.f_code.co_filename
-        self.function = frame.f_code.co_name
+        self.function = function_name(frame.f_code)
         self.is_user = is_user_file(self.file)
         self._lasti = lasti
         line, end_line, column, end_column = position_of(frame.f_code, lasti)

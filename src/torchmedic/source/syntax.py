@@ -90,8 +90,17 @@ def function_around(path: Path) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.
     return next((node for node in reversed(path) if isinstance(node, CALLABLES)), None)
 
 
+def function_name(code: CodeType) -> str:
+    """The name of a function; `<module>` for a module and a notebook cell, which IPython 7 calls `<cell line: 1>`."""
+    return "<module>" if code.co_name.startswith("<cell line") else code.co_name
+
+
+def is_module(code: CodeType) -> bool:
+    return function_name(code) == "<module>"
+
+
 def body_of(tree: ast.Module, frame: FrameType) -> Block | None:
-    if frame.f_code.co_name == "<module>":
+    if is_module(frame.f_code):
         return tree.body
     function = function_of(tree, frame.f_code)
     return function.body if function is not None else None

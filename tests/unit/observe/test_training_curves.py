@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_checks import CheckBudget, norm_of
+from torchmedic.observe.numbers.late_norms import LateNorms
 from torchmedic.observe.numbers.training_curves import TrainingCurves
 
 
@@ -19,6 +21,9 @@ class Known:
     last_key: Any = ("train.py", 9)
     gradient_norm: float | None = None
     is_rising = False
+
+    def __init__(self) -> None:
+        self.late_norms = LateNorms()
 
 
 class Written(list[dict[str, Any]]):
@@ -115,3 +120,69 @@ def test_the_norm_is_that_of_all_gradients_and_missing_where_one_is_bad() -> Non
     assert not budget.any_bad(large)
     assert not budget.any_bad([torch.zeros(3, dtype=torch.complex64)])
     assert budget.any_bad([torch.tensor([complex(math.nan, 0)])])
+
+
+class LateDevice:
+    """A device whose copies arrive when `deliver` is called."""
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.working = True
+
+    def may_work(self) -> bool:
+        return self.working
+
+    def place(self, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+        return torch.full((), math.nan, dtype=dtype), self
+
+    def arrange(self, host: torch.Tensor, event: Any, value: torch.Tensor) -> None:
+        self.copies.append((host, value))
+
+    def query(self) -> bool:
+        return not self.copies
+
+    def deliver(self) -> None:
+        for host, value in self.copies:
+            host.copy_(value)
+        self.copies.clear()
+
+
+def test_a_norm_of_a_late_device_is_a_point_of_the_step_it_was_begun_in(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = LateDevice()
+    monkeypatch.setitem(async_devices.devices, "cpu", device)
+    (weights,) = optimizer.param_groups[0]["params"]
+    curves, written, known = TrainingCurves(), Written(), Known()
+    curves.write = written
+    for step in range(40):
+        weights.grad = torch.tensor([3.0, 4.0]) * (step + 1)
+        if step == 20:
+            device.deliver()
+        device.working = step != 20  # a graph is being captured
+        curves.note(step, optimizer, known)
+    device.deliver()
+    curves.note(40, optimizer, known)
+    curves.flush()
+    norms = {point[0]: point[3] for point in written.points if point[3] is not None}
+    assert norms == {0: 5.0, 28: 145.0}  # none while one is under way, and none that a graph would capture
+    assert [point[0] for point in written.points if point[1] is not None] == list(range(41))
+
+
+def test_norms_that_would_be_another_number_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = LateDevice()
+    monkeypatch.setitem(async_devices.devices, "cpu", device)
+    for gradients, wanted in (
+        ([torch.ones(2, dtype=torch.complex64)], 0),
+        ([torch.full((4,), 6e4, dtype=torch.half), torch.full((4,), 6e4)], 1),
+    ):
+        weights = [torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        norms = LateNorms()
+        norms.begin(0, torch.optim.SGD(weights, lr=0.1))
+        assert len(device.copies) == wanted
+        if wanted:
+            device.deliver()
+            assert norms.arrived() == (0, pytest.approx(6e4 * math.sqrt(8)))
+            assert norms.arrived() is None

@@ -69,7 +69,7 @@ def test_a_concise_line_suits_problem_matchers() -> None:
 
 def test_an_annotation_names_file_line_and_columns() -> None:
     line = github.annotation(example())
-    assert line.startswith("::error file=model.py,line=2,col=12,endColumn=16,title=TM201 division-by-zero::")
+    assert line.startswith("::error title=TM201 division-by-zero,file=model.py,line=2,col=12,endColumn=16::")
     assert "%0Ahelp: add a constant [proven on your step: loss 2.3]" in line
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from torchmedic.diagnose.rule import Evidence, rule
 from torchmedic.diagnose.words.death import line_location
+from torchmedic.diagnose.words.format import at_moment
 from torchmedic.records import Diagnosis, StackFrame
 from torchmedic.records.death import Death
 from torchmedic.source.user_code import is_user_file
@@ -65,7 +66,7 @@ def _exception(evidence: RaisedEvidence) -> Diagnosis:
         draft.at(*evidence.at_user_line("surfaced", "raised again here"))
     else:
         draft.at(*evidence.at_user_line("cause", "raised here"))
-    draft.because(f"in step {incident.step}, phase {incident.phase}")
+    draft.because(at_moment(incident.step, incident.phase))
     call = evidence.call
     if call is not None and call.tensors:
         described = ", ".join(
@@ -99,7 +100,7 @@ def _death(death: Death) -> Diagnosis:
     )
     moment = death.box.last if death.box is not None else None
     if moment is not None:
-        draft.because(f"last seen in step {moment.step}, phase {moment.phase}, at {moment.file}:{moment.line}")
+        draft.because(f"last seen {at_moment(moment.step, moment.phase)}, at {moment.file}:{moment.line}")
     return draft.done(step=moment.step if moment is not None else None)
 
 

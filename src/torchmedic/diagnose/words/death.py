@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.words.format import size
+from torchmedic.diagnose.words.format import at_moment, size
 from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.records.death import Death
 from torchmedic.source.user_code import is_user_file, relative, source_line
@@ -144,7 +144,7 @@ def _moment(death: Death) -> Iterator[str]:
         if death.part == "script":
             yield "training had not begun"
         return
-    yield f"in step {moment.step}, phase {moment.phase}"
+    yield at_moment(moment.step, moment.phase)
     if moment.rss:
         yield f"resident memory at that moment: {size(moment.rss)}"
 

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from torchmedic.records import Phase
+
+_DOING: dict[Phase, str] = {
+    "other": "",
+    "data": ", while it waits for data",
+    "forward": ", in the forward pass",
+    "backward": ", in the backward pass",
+    "optimizer": ", in the optimizer",
+}
+
 
 def size(count: int) -> str:
     """Bytes: `1.5 GiB`."""
@@ -24,3 +34,8 @@ def listed(items: list[str], most: int = 4) -> str:
     """`a`, `b` and 3 more."""
     shown = ", ".join(items[:most])
     return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
+
+
+def at_moment(step: int, phase: Phase) -> str:
+    """`in step 20, in the backward pass`."""
+    return f"in step {step}{_DOING[phase]}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from torchmedic.diagnose.rule import Check, Draft, Rule
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.diagnose.words.format import duration, listed
+from torchmedic.diagnose.words.format import at_moment, duration, listed
 from torchmedic.records import Diagnosis, Grade, Location, Role, Severity
 from torchmedic.records.inside import InsideView, LockView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
@@ -49,7 +49,7 @@ def since(stall: Stall) -> str:
     if stall.attached and stall.box is None:
         return ""
     begun = stall.box is not None and bool(stall.box.moments)
-    where = f"in step {stall.step}, phase {stall.phase}" if begun else "before the first step"
+    where = at_moment(stall.step, stall.phase) if begun else "before the first step"
     before = f"; the longest earlier silence was {duration(stall.usual)}" if stall.usual is not None else ""
     return f"no progress for {duration(stall.still)}, {where}{before}"
 

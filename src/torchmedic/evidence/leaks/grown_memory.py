@@ -22,6 +22,7 @@ from torchmedic.settings import CGROUP_VARIABLE
 from torchmedic.source.objects.containers import CONTAINERS
 from torchmedic.source.objects.graph import is_freed
 from torchmedic.source.objects.graph import walk as nodes_of
+from torchmedic.source.syntax import is_module
 from torchmedic.source.user_code import is_user_file
 
 _NOTABLE_BYTES = 64 << 20  # of growth, which are no noise
@@ -172,7 +173,7 @@ def _user_frames(frame: FrameType | None) -> list[FrameType]:
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
             found.append(frame)
-            if frame.f_code.co_name == "<module>":
+            if is_module(frame.f_code):
                 break  # who has started the script is no part of it
         frame = frame.f_back
     return found

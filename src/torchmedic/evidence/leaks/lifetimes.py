@@ -19,7 +19,7 @@ from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.live_frames import position_of
-from torchmedic.source.syntax import COMPREHENSIONS, LOOPS, first_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import COMPREHENSIONS, LOOPS, first_line, is_module, nodes_in, syntax_tree
 from torchmedic.source.user_variables import locals_of
 
 _SELF = ("self", "cls")
@@ -69,11 +69,11 @@ class Lifetime:
         # Of what was handed in, and is found nowhere else, an object may be old; a container is taken for a new one.
         owner = None if _is_given(root, self._frames[at]) and "." in self._held.name else at
         for number, frame in enumerate(self._frames[at + 1 :], at + 1):
-            is_module = _is_module(frame)
-            variables = list(frame.f_globals.items()) if is_module else locals_of(frame)
+            at_top = is_module(frame.f_code)
+            variables = list(frame.f_globals.items()) if at_top else locals_of(frame)
             names = [name for name, each in variables if each is value]
             others += [(name, frame) for name in names]
-            if names and is_module:
+            if names and at_top:
                 owner = None
             elif names:
                 is_own = any(not _is_given(name, frame) for name in names)
@@ -83,7 +83,7 @@ class Lifetime:
     def _is_emptied(self, name: str, frame: FrameType) -> bool:
         """Whether the source takes something out under the name that another function has for it."""
         code = frame.f_code
-        local = code.co_firstlineno if not _is_module(frame) else 0
+        local = code.co_firstlineno if not is_module(code) else 0
         found = traffic(
             self._held._replace(name=name, last=name, file=code.co_filename, local=local, owners=()), self._files
         )
@@ -110,15 +110,11 @@ def is_last_line(site: Site, frames: list[FrameType]) -> bool:
     line = first_line(function) if function is not None else None
     for number, frame in enumerate(frames):
         code = frame.f_code
-        if code.co_filename == site.file and (code.co_firstlineno == line or (line is None and _is_module(frame))):
+        if code.co_filename == site.file and (code.co_firstlineno == line or (line is None and is_module(code))):
             around = frames[number:]  # a library that calls the function may do so in a loop
             direct = all(inner.f_back is outer for inner, outer in itertools.pairwise(around))
             return direct and not site.loops and not any(_is_in_loop(outer) for outer in around[1:])
     return False
-
-
-def _is_module(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "<module>"
 
 
 def _names(name: str) -> list[str]:
@@ -178,8 +174,7 @@ def _turns(frames: list[FrameType]) -> Iterator[tuple[ast.For | ast.While, Place
             and node.lineno >= begin
             and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
         ]
-        is_module = frame.f_code.co_name == "<module>"
-        variables = frame.f_globals if is_module or not around else dict(locals_of(frame))
+        variables = frame.f_globals if is_module(frame.f_code) or not around else dict(locals_of(frame))
         for loop in sorted(around, key=lambda node: -node.lineno):
             target = loop.target if isinstance(loop, ast.For) else None
             name = next((part.id for part in nodes_in(target) if isinstance(part, ast.Name)), "")

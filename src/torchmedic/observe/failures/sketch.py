@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchmedic import contained
+from torchmedic.source.syntax import is_module
 
 _MAX_TEXT = 2000  # characters
 _MAX_ITEMS = 8
@@ -60,7 +61,7 @@ def shape_of(sample: Any, depth: int = 3) -> str:
 
 def variables_of(frame: FrameType) -> str:
     """The variables of a function where it failed: `index = 17, path = 'a/17.png', image = [3, 32, 30] float32`."""
-    if frame.f_code.co_name == "<module>":
+    if is_module(frame.f_code):
         return ""
     shown = []
     for name, value in list(frame.f_locals.items()):

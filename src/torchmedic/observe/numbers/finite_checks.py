@@ -19,7 +19,7 @@ _SHARE_OF_TIME = 0.002  # since training began, beyond that
 _REST = 32  # looks, of which one goes beyond the first tensor when the time is used up
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_CHEAP_ELEMENTS = 1 << 14  # cost about as much to look at as one
-_WITH_NORM = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+WITH_NORM = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _STRIDED = torch.strided
 _Tensor = torch.Tensor
 
@@ -98,7 +98,7 @@ def cheapest_witness(optimizer: Any) -> Witness:
     first = next((place for place, tensor in enumerate(parameters) if tensor.grad is not None), 0)
     for place in (first, first + 1):
         if place < len(parameters) and _is_looked_at(tensor := parameters[place]):
-            is_vector = tensor.dim() == 1 and tensor.numel() <= _MAX_CHEAP_ELEMENTS and tensor.dtype in _WITH_NORM
+            is_vector = tensor.dim() == 1 and tensor.numel() <= _MAX_CHEAP_ELEMENTS and tensor.dtype in WITH_NORM
             if is_vector:
                 return Witness(place, True)
     return Witness(first, False)
@@ -174,7 +174,7 @@ def norm_of(tensors: Sequence[torch.Tensor]) -> float | None:
 
     If a norm is finite, every element is. It costs about as much as a look at the tensors one by one.
     """
-    if not all(type(tensor) is torch.Tensor and tensor.dtype in _WITH_NORM for tensor in tensors):
+    if not all(type(tensor) is torch.Tensor and tensor.dtype in WITH_NORM for tensor in tensors):
         return None
     try:
         norms = torch._foreach_norm([tensor.detach() if tensor.requires_grad else tensor for tensor in tensors])

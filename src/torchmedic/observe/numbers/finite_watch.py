@@ -37,6 +37,7 @@ from torchmedic.observe.numbers.finite_checks import (
 )
 from torchmedic.observe.numbers.growth_question import GrowthQuestion
 from torchmedic.observe.numbers.kept_steps import KeptBackwards
+from torchmedic.observe.numbers.late_norms import LateNorms
 from torchmedic.observe.numbers.losses import Losses
 from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.observe.numbers.weight_copies import Rewind
@@ -75,6 +76,7 @@ class FiniteWatch:
         self._seen: dict[int, Witness] = {}  # optimizers that have stepped, and the gradient to look at in every step
         self.wants_weights = False  # to be looked at when they have been touched
         self.gradient_norm: float | None = None  # at the last update, where all gradients were looked at
+        self.late_norms = LateNorms()
         self._time = CheckBudget()
 
     # For the curves of the report
@@ -294,7 +296,7 @@ class FiniteWatch:
         """The device is lost: report it once, and ask it for nothing more."""
         self.on = False
         if not async_devices.device_is_lost():
-            async_devices.died(self.losses.late.belongings(), self._rewind.originals())
+            async_devices.died(self.losses.late.belongings(), self.late_norms, self._rewind.originals())
             self._examiner.device_died(error, frame)
 
     def _publish(self, finding: Finding | None) -> None:

@@ -3,9 +3,10 @@
     {"kind": "curves", "time": .., "places": ["/home/me/train.py:12"],
      "points": [[step, loss, learning rate, gradient norm, place], ..]}
 
-A point consists of what the other watches know at an update of the weights; nothing is computed or awaited for it. What
-is not known is null. `place` is the line that called backward, as an index into `places`: the losses of a GAN are two
-curves. Every step is noted at first, and fewer and fewer later: a million steps are about 10,000 points.
+A point consists of what the other watches know at an update of the weights; nothing is awaited for it. What is not
+known is null. A norm that was computed on a GPU comes later, as a point of its own with the number of its step. `place`
+is the line that called backward, as an index into `places`: the losses of a GAN are two curves. Every step is noted at
+first, and fewer and fewer later: a million steps are about 10,000 points.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from torchmedic.observe.numbers.late_norms import LateNorms
 
 _POINTS_PER_STRIDE = 1000
 # Steps between two points. Primes, so that a loop with a period of its own is not met at the same phase every time.
@@ -35,6 +38,10 @@ class Numbers(Protocol):
 
     @property
     def gradient_norm(self) -> float | None: ...
+    @property
+    def late_norms(self) -> LateNorms:
+        """For gradients on a device that is read late."""
+
     @property
     def is_rising(self) -> bool: ...
 
@@ -71,6 +78,9 @@ class TrainingCurves:
         if len(self._points) < _MAX_PENDING:
             place = self._place(numbers.last_key)
             self._points.append(_Point(step, numbers.last_loss, _rate(optimizer), numbers.gradient_norm, place))
+            if (late := numbers.late_norms.arrived()) is not None:
+                self._points.append(_Point(late[0], None, None, late[1], None))
+        numbers.late_norms.begin(step, optimizer)
 
     def _place(self, key: Any) -> int | None:
         place = self._places.get(key)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.step.trial import Verdict, codes_in, describe, passes
+from torchmedic.source.syntax import is_module
 from torchmedic.source.unified_diff import BadPatch, Hunk, applied, old_numbers, parse
 from torchmedic.source.user_code import is_user_file
 
@@ -140,4 +141,4 @@ def _swapped(patched: _Patched) -> Iterator[list[tuple[str, int, bool]]]:
 def _functions(file: str) -> list[FunctionType]:
     """The living functions of a file; the code of a whole module is none of them."""
     functions = [each for each in gc.get_objects() if type(each) is FunctionType]
-    return [each for each in functions if each.__code__.co_filename == file and each.__code__.co_name != "<module>"]
+    return [each for each in functions if each.__code__.co_filename == file and not is_module(each.__code__)]

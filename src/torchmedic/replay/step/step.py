@@ -13,7 +13,7 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.source.live_frames import Stack, frames_of_traceback, point_of, stack_at, stack_of_traceback
 from torchmedic.source.segment.cut import CannotCut, Segment, cut, turn_around
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import is_module, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 # Files of those that start processes and look after them: to run such a call again would start them again.
@@ -148,7 +148,7 @@ def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int
     _refuse_launchers(stack)
     notes = agent.notes
     # A lambda or comprehension is a part of a statement of the frame around it.
-    stack = [each for each in stack if each[0].f_code.co_name == "<module>" or each[0].f_code.co_name[0] != "<"]
+    stack = [each for each in stack if is_module(each[0].f_code) or each[0].f_code.co_name[0] != "<"]
     for frame, line, column in stack:
         noted = notes.forward.get(id(frame))
         if noted is not None and noted[0] is frame.f_code:

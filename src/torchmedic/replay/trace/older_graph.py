@@ -19,6 +19,7 @@ from torchmedic.source.objects.containers import items
 from torchmedic.source.objects.graph import is_freed, nodes_behind, walk
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.spots import spot_of_frame
+from torchmedic.source.syntax import is_module
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.vocabulary import ADDING_METHODS
 
@@ -96,7 +97,7 @@ def _holders(tensor: torch.Tensor, frame: FrameType | None, file: str) -> Iterat
     while frame is not None:
         code = frame.f_code
         if is_user_file(code.co_filename):
-            step = code.co_name == "<module>" and code.co_filename == file
+            step = is_module(code) and code.co_filename == file
             yield from named(tensor, frame, spot_of_frame(frame), is_local=not step)
             if step:
                 return

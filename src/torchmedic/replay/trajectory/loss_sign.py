@@ -121,6 +121,8 @@ def _is_near(spot: Spot, loss: Spot) -> bool:
     """Whether an expression turns a sign as its text says, in the function that makes the loss."""
     if (spot.file, spot.function) != (loss.file, loss.function):
         return False
+    if spot.column is None or spot.end_line is None or spot.end_column is None:
+        return False
     span = (spot.line, spot.column, spot.end_line, spot.end_column)
     return any(isinstance(node, ast.UnaryOp | ast.BinOp) for node in expressions(spot.file).get(span, ()))
 

@@ -12,8 +12,8 @@ from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.records.numbers import NumberTrace, PathNode, TriedCure
 from torchmedic.records.plain_text import clipped
 from torchmedic.report.frames import Frame, frames
-from torchmedic.report.markdown import proof
 from torchmedic.report.patches import Change, hunks
+from torchmedic.report.terminal import proof
 
 _MAX_PATH = 16
 _MAX_TRIED = 12
@@ -49,6 +49,7 @@ class Cure(msgspec.Struct, frozen=True, kw_only=True):
     proven: bool
     proof: str
     result: str
+    tried_on: str
     changes: tuple[Change, ...]
     number: int
 
@@ -135,6 +136,7 @@ def _cure(number: int, treatment: Treatment) -> Cure:
         proven=treatment.proven,
         proof=proof(treatment),
         result=treatment.result,
+        tried_on=treatment.tried_on,
         changes=_dedented([change for hunk in hunks(treatment.patch) for change in (*hunk.removed, *hunk.added)]),
         number=number,
     )

@@ -14,6 +14,7 @@ import msgspec
 from markupsafe import Markup, escape
 from msgspec.structs import replace
 
+from torchmedic.diagnose.words.format import at_moment
 from torchmedic.records import Diagnosis, Location, Report, Treatment, encode_line
 from torchmedic.records.plain_text import clipped, visible, visible_json
 from torchmedic.report.html import charts, run_data, views
@@ -104,7 +105,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"prose": prose, "size": charts.size, "duration": charts.duration}
+    environment.filters |= {"prose": prose, "size": charts.size, "duration": charts.duration, "moment": at_moment}
     return environment
 
 

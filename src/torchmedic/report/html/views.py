@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from torchmedic import __version__
-from torchmedic.records import Diagnosis, Outcome, Report
+from torchmedic.records import Diagnosis, Outcome, Phase, Report
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.numbers import NumberTrace
 from torchmedic.report.html import charts, holders, series
@@ -46,7 +46,7 @@ class WaitPicture(msgspec.Struct, frozen=True, kw_only=True):
     graph: charts.WaitGraph | None
     still: float
     step: int
-    phase: str
+    phase: Phase
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,10 @@ from torchmedic.source.syntax import (
     blocks,
     body_of,
     callee,
+    function_name,
     has_line,
     innermost_block,
+    is_module,
     loop_names,
     nodes_in,
     spans,
@@ -101,7 +103,7 @@ def cut(
         block = inner  # the first forward pass after the last update was another one, an evaluation say
     for _ in range(outwards):
         block = _block_around(body, block, line)
-        if block is body and frame.f_code.co_name == "<module>":
+        if block is body and is_module(frame.f_code):
             raise CannotCut("the whole script would have to run again")
     statements = _truncate(block, (line, _LINE_END if column is None else column), include_failing)
     if through_backward:
@@ -113,7 +115,7 @@ def cut(
     for statement in kept:
         result = Standalone(frame).visit(copy.deepcopy(statement))
         prepared.extend(result if isinstance(result, list) else [result])
-    return Segment(file, prepared, frame.f_code.co_name, block[0].lineno, line)
+    return Segment(file, prepared, function_name(frame.f_code), block[0].lineno, line)
 
 
 def carried_names(frame: FrameType, line: int) -> frozenset[str]:

@@ -65,8 +65,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft.at(*_places(failure, found))
     if failure.caller is not None:
         draft.at(failure.caller.location("surfaced", "noticed here"))
-    times = "once" if len(written) == 1 else f"{len(written)} times"
-    draft.because(f"replayed: after the save the memory was written to {times}, first by `{first.name}`")
+    times = "once" if len(written) == 1 else f"{len(written)} times, first"
+    draft.because(f"replayed: after the save the memory was written to {times} by `{first.name}`")
     if _is_weight(failure, saved):
         draft.because("the memory is that of a weight")
     _treat(draft, failure, found)

@@ -123,7 +123,7 @@ def _cut(failure: BackwardFailure, provenance: Provenance, cuts: list[FunctionCa
     else:
         finding = _explain(failure, call)
     finding.others = [
-        other.spot.location("origin", "cut here too")
+        other.spot.location("origin", "this result has no graph")
         for other in cuts[:4]
         if other is not call and other.spot is not None
     ]

@@ -30,7 +30,7 @@ def check(evidence: LeakEvidence) -> Draft | None:
     draft = check.draft(
         evidence,
         "proven",
-        f"`{name}` carries the autograd graphs of all steps so far, {growth.periods} or more",
+        f"`{name}` carries the autograd graphs of all steps so far ({growth.periods} or more)",
         f"`{name}` is made from its own last value, and its graph reaches back beyond step {growth.first.step}",
     )
     draft.at(evidence.at_put("cause", "each step adds its graph to the graphs of all earlier steps"))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.diagnose.rule import Draft, Rule
-from torchmedic.diagnose.rules.numbers._wording import noticed_at
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis, Grade, Location, Treatment
@@ -50,7 +49,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
         draft.at(spot.location("surfaced", "a value overflowed here at last"))
     if evidence.noticed is not None:
         draft.at(evidence.noticed.location("surfaced", "noticed here"))
-    draft.because(noticed_at(evidence))
+    draft.because(evidence.complaint)
     return draft.done()
 
 
@@ -65,7 +64,7 @@ def course_text(divergence: Divergence) -> str:
 
 def cure(divergence: Divergence, title: str, tried: Iterable[tuple[str, Course | None]]) -> Treatment:
     """A treatment that turned the course, with the courses that were tried."""
-    parts = [f"as it was {divergence.shown(divergence.original)}"]
+    parts = [f"the loss as it was: {divergence.shown(divergence.original)}"]
     parts += [f"{label}: {divergence.shown(course)}" for label, course in tried if course is not None]
     return Treatment(
         title=title, safety="changes-training", proven=True, result="; ".join(parts), tried_on=divergence.tried_on

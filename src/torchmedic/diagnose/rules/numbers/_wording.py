@@ -162,9 +162,11 @@ def not_finite(tensor: Any) -> torch.Tensor | None:
 
 
 def share(mask: torch.Tensor, one: str, some: str) -> str:
-    """`the divisor is exactly 0`, or `2 of 8 divisors are exactly 0`."""
+    """`the divisor is exactly 0`, `1 of 8 divisors is exactly 0`, or `2 of 8 divisors are exactly 0`."""
     hit, total = int(mask.sum().item()), mask.numel()
-    return one if total in (1, hit) else f"{hit} of {total} {some}"
+    if total in (1, hit):
+        return one
+    return f"{hit} of {total} {some.replace(' are ', ' is ', 1) if hit == 1 else some}"
 
 
 def described(tensor: Any) -> str:

@@ -48,7 +48,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.because(f"the samples of the batch: {listed(list(dict.fromkeys(failure.sample_shapes)), 4)}")
     draft.because(_explained(evidence))
     if isinstance(failure.index, int | str):
-        draft.help(f"call `dataset[{failure.index}]` by itself: it fails the same way")
+        alone = f"`dataset[{failure.index}]`"
+        draft.help(f"look at item {failure.index}, and at what this line does with it; {alone} alone fails too")
     return draft
 
 

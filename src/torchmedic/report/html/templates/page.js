@@ -66,11 +66,15 @@
         pen.lineTo(x, plot.bbox.top + plot.bbox.height);
         pen.stroke();
         var left = x > plot.bbox.left + plot.bbox.width / 2;
-        pen.fillStyle = colour("--error");
         pen.font = "600 " + 13 * devicePixelRatio + "px system-ui, sans-serif";
         pen.textAlign = left ? "right" : "left";
         pen.textBaseline = "top";
-        pen.fillText(mark.text, x + (left ? -6 : 6) * devicePixelRatio, plot.bbox.top + (2 + 16 * row) * devicePixelRatio);
+        var at = x + (left ? -6 : 6) * devicePixelRatio, top = plot.bbox.top + (2 + 16 * row) * devicePixelRatio;
+        var wide = pen.measureText(mark.text).width + 4 * devicePixelRatio;
+        pen.fillStyle = colour("--bg");
+        pen.fillRect(left ? at - wide : at - 2 * devicePixelRatio, top - devicePixelRatio, wide + 2 * devicePixelRatio, 16 * devicePixelRatio);
+        pen.fillStyle = colour("--error");
+        pen.fillText(mark.text, at, top);
       });
       pen.restore();
     }]}};

@@ -1,0 +1,21 @@
+"""The help of every verb fits a terminal of 80 columns, and shows one spelling of each option."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmedic.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize("verb", [command.NAME for command in COMMANDS])
+def test_help_fits_a_terminal(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    long = [line for line in text.splitlines() if len(line) > 80 and "{" not in line]  # a list of choices is one word
+    assert not long
+    assert "--fail_on" not in text
+    if "examples:" in text:
+        assert f"\n  torchmedic {verb}" in text  # an example keeps its line
