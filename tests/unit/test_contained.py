@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -34,6 +34,25 @@ def test_a_fault_is_told_once_and_the_hook_rests(told: list[Fault]) -> None:
     assert calls == [0, 1]
     assert [(fault.where, fault.error) for fault in told] == [("test.rests", "ValueError: of ours")]
     assert "in hook" in told[0].traceback
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_only_a_hook_that_computes_is_hidden_from_modes(monkeypatch: pytest.MonkeyPatch, computes: bool) -> None:
+    hidden: list[str] = []
+
+    def hide() -> Callable[[], None]:
+        hidden.append("begin")
+        return lambda: hidden.append("end")
+
+    monkeypatch.setattr(containment, "has_dispatch_modes", lambda: 1)
+    monkeypatch.setattr(containment, "hide", hide)
+
+    @contained("test.hidden", computes=computes)
+    def hook() -> list[str]:
+        return list(hidden)
+
+    assert hook() == (["begin"] if computes else [])
+    assert hidden == (["begin", "end"] if computes else [])
 
 
 def test_the_user_can_interrupt_a_hook(told: list[Fault]) -> None:

@@ -116,8 +116,10 @@ def is_fine(optimizer: Any, witness: Witness) -> bool:
             return False
     place, is_vector = witness
     parameters = groups[0]["params"]
-    parameter = parameters[place if place < len(parameters) else 0]
-    if not parameter.is_cpu or "cpu" in async_devices.devices:
+    if place >= len(parameters) or "cpu" in async_devices.devices:
+        return False
+    parameter = parameters[place]
+    if not parameter.is_cpu:
         return False
     gradient = parameter.grad
     if gradient is None:

@@ -1,0 +1,127 @@
+"""Which short steps are noted in full, and the one gradient that is looked at in all of them."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchmedic.observe.device import async_devices
+from torchmedic.observe.hooks.current_step import ShortSteps
+from torchmedic.observe.numbers.finite_checks import CheckBudget, Witness, cheapest_witness, is_bad_witness, is_fine
+from torchmedic.observe.step.step_notes import StepNotes
+
+BAD = (math.nan, math.inf, -math.inf)
+
+
+def full_steps(seconds: float, count: int, alarm: int = 0) -> list[int]:
+    """The steps of a run that are noted in full, if each takes so long."""
+    clock: Any = SimpleNamespace(step=0, usual_step=seconds)
+    finite: Any = SimpleNamespace(losses=SimpleNamespace(alarm=alarm))
+    short_steps = ShortSteps(clock, StepNotes(), finite)
+    found = []
+    for step in range(count):
+        clock.step = step
+        if not short_steps.applies():
+            found.append(step)
+    return found
+
+
+def test_one_of_many_short_steps_is_noted_in_full() -> None:
+    noted = full_steps(0.001, 2000)
+    assert noted[:301] == list(range(301))
+    assert {later - step for step, later in zip(noted[301:], noted[302:], strict=False)} == {60}
+
+
+@pytest.mark.parametrize(("seconds", "between"), [(0.0001, 64), (0.005, 12), (0.01, 6)])
+def test_the_longer_the_step_the_more_are_noted(seconds: float, between: int) -> None:
+    noted = full_steps(seconds, 2000)[302:]
+    assert {later - step for step, later in zip(noted, noted[1:], strict=False)} == {between}
+
+
+@pytest.mark.parametrize(("seconds", "alarm"), [(0.03, 0), (1.0, 0), (0.001, 5)])
+def test_long_steps_and_steps_with_an_alarm_are_all_noted(seconds: float, alarm: int) -> None:
+    assert full_steps(seconds, 1000, alarm) == list(range(1000))
+
+
+def trained(*layers: nn.Module) -> torch.optim.Optimizer:
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(list(model.parameters()), lr=0.1)
+    model(torch.randn(3, 4)).sum().backward()
+    return optimizer
+
+
+def test_the_bias_of_the_first_trained_layer_is_looked_at() -> None:
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    optimizer = trained(frozen, nn.Linear(4, 4), nn.Linear(4, 2))
+    assert cheapest_witness(optimizer) == Witness(3, True)
+    assert cheapest_witness(trained(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))) == Witness(0, False)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_gradient_is_not_fine(bias: bool, bad: float) -> None:
+    optimizer = trained(nn.Linear(4, 4, bias=bias), nn.Linear(4, 2))
+    witness = cheapest_witness(optimizer)
+    assert is_fine(optimizer, witness)
+    assert not is_bad_witness(optimizer, witness)
+    optimizer.param_groups[0]["params"][witness.place].grad.view(-1)[1] = bad
+    assert not is_fine(optimizer, witness)
+    assert is_bad_witness(optimizer, witness)
+
+
+def test_a_large_gradient_is_looked_at_again_and_found_good() -> None:
+    optimizer = trained(nn.Linear(4, 4))
+    witness = cheapest_witness(optimizer)
+    optimizer.param_groups[0]["params"][1].grad.fill_(3e38)  # its square is infinite
+    assert not is_fine(optimizer, witness)
+    assert not is_bad_witness(optimizer, witness)
+
+
+def test_a_bad_rate_is_not_fine() -> None:
+    optimizer = trained(nn.Linear(4, 4))
+    optimizer.param_groups[0]["lr"] = math.nan
+    assert not is_fine(optimizer, cheapest_witness(optimizer))
+
+
+def test_nothing_is_read_from_a_device_that_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = trained(nn.Linear(4, 4))
+    witness = cheapest_witness(optimizer)
+    monkeypatch.setitem(async_devices.devices, "cpu", None)
+    assert not is_fine(optimizer, witness)
+
+
+def test_parameters_may_be_taken_away_and_gradients_cleared() -> None:
+    optimizer = trained(nn.Linear(4, 4), nn.Linear(4, 2))
+    parameters = optimizer.param_groups[0]["params"]
+    shorter = Witness(7, True)  # of a list that has become shorter since
+    assert not is_fine(optimizer, shorter)
+    assert not is_bad_witness(optimizer, shorter)
+    parameters[1].grad = None
+    assert is_fine(optimizer, Witness(1, True))
+    parameters[1].grad = torch.ones(4, requires_grad=True)  # of `create_graph`
+    assert not is_fine(optimizer, Witness(1, True))
+    assert not is_bad_witness(optimizer, Witness(1, True))
+
+
+def test_a_used_up_budget_looks_at_all_gradients_in_turn() -> None:
+    optimizer = trained(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    budget = CheckBudget()
+    assert not budget.any_bad_gradient(optimizer)
+    assert budget.norm is not None
+    budget._spent = math.inf
+    optimizer.param_groups[0]["params"][4].grad[1] = math.nan
+    optimizer.param_groups[0]["params"][3].data[0] = math.nan
+    found, weights = 0, 0
+    for _ in range(7 * 32):
+        if budget.is_due():
+            found += budget.any_bad_gradient(optimizer)
+            weights += budget.any_bad_weight(optimizer, set())
+            assert budget.norm is None
+            assert not budget.any_bad_weight(optimizer, {id(optimizer.param_groups[0]["params"][3])})
+    assert (found, weights) == (1, 1)
