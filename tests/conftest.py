@@ -31,7 +31,7 @@ _MANY_CASES = (
     "test_number_rules.py",
     "test_trajectory_rules.py",
 )
-_CASES_PER_CODE = 3  # in `make test`; the further ones of long lists are slow
+_CASES_PER_CODE = 2  # in `make test`; the further ones of long lists are slow
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are left out by their marks

@@ -81,7 +81,7 @@ def test_a_folder_that_goes_during_the_run(tmp_path: Path) -> None:
     assert "fault of its own" not in other.stderr
 
 
-@pytest.mark.parametrize("kilobytes", [1, 20, 80])
+@pytest.mark.parametrize("kilobytes", [20, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 80))])
 def test_files_may_not_grow(tmp_path: Path, script: str, kilobytes: int) -> None:
     other = shell(tmp_path, f'ulimit -f {kilobytes}; "$python" "$@"', "-m", "torchmedic", "run", script)
 

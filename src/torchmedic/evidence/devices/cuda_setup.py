@@ -39,6 +39,11 @@ class CudaSetup(msgspec.Struct, frozen=True, kw_only=True):
         return first in ("", "-1", "NoDevFiles", "none") or beyond
 
     @property
+    def lacks_driver(self) -> bool:
+        """Whether no part of a driver is there. CUDA says then that the driver is too old (error 35)."""
+        return self.driver is None and self.library is None and not self.cards
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The facts as lines of evidence."""
         build = f"built for CUDA {self.build}" if self.build is not None else "built without CUDA"

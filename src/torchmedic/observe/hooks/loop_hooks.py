@@ -123,5 +123,6 @@ class HabitHooks:
         self._habits.cache_emptied()
 
     def _scheduled(self, scheduler: Any, frame: FrameType) -> None:
-        if not self._sleeps and not getattr(scheduler, "_is_initial", False):
+        is_initial = getattr(scheduler, "_step_count", None) == 0  # the call of its own constructor
+        if not self._sleeps and not is_initial:
             self._habits.scheduled(scheduler, frame, explicit=has_arguments(frame, self._calls))

@@ -48,7 +48,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     fault = device_fault_of(evidence.error)
     setup = read_setup()
     if fault is not None and fault.kind != "not_available":
-        return None
+        if fault.kind != "insufficient_driver" or not setup.lacks_driver:
+            return None
     if fault is None and (setup.build is not None or not _OF_CUDA.search(_said(evidence.message))):
         return None
     reason = _reason(setup)
