@@ -52,5 +52,5 @@ def taking(step: Step, taken: Gradients) -> Iterator[None]:
     finally:
         trained = {id(tensor): tensor for tensor in [*step.runner.parameters, *step.runner.loose_leaves]}
         for tensor in trained.values():
-            if tensor.grad is not None and tensor.grad.layout is torch.strided:
+            if tensor.grad is not None and tensor.grad.layout in (torch.strided, torch.sparse_coo):
                 taken.append((tensor, tensor.grad.detach().clone()))

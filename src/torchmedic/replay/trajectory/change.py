@@ -36,7 +36,12 @@ def changed_gradients(gradients: Gradients, change: Change) -> Gradients:
     """Gradients as a change wants them."""
     changed = [(tensor, gradient * change.gradient) for tensor, gradient in gradients]
     if change.clip is not None:
-        norm = math.sqrt(sum(float(gradient.double().square().sum()) for _, gradient in changed))
+        norm = math.sqrt(sum(float(values_of(gradient).double().square().sum()) for _, gradient in changed))
         factor = min(1.0, change.clip / (norm + 1e-6))
         changed = [(tensor, gradient * factor) for tensor, gradient in changed]
     return changed
+
+
+def values_of(gradient: torch.Tensor) -> torch.Tensor:
+    """The values of a gradient, which an embedding may have made sparse."""
+    return gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient

@@ -18,7 +18,7 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope, Op
 from torchmedic.replay.trajectory.around_replay import ending_at, stepping, taking, unscaled
-from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, changed_gradients
+from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, changed_gradients, values_of
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
@@ -275,7 +275,7 @@ def _place(call: KeptBackward) -> tuple[int, int]:
 
 
 def _are_finite(gradients: Gradients) -> bool:
-    return all(bool(torch.isfinite(gradient).all()) for _, gradient in gradients)
+    return all(bool(torch.isfinite(values_of(gradient)).all()) for _, gradient in gradients)
 
 
 def _difference(one: float, other: float | None) -> float:

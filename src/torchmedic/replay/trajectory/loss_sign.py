@@ -51,9 +51,13 @@ class _Signs:
         made = self._op(root)
         if made is None or made.spot is None:
             return LossSign(sign, self._are_errors)
-        turned = [op for node in self._turns if (op := self._op(node)) is not None and op.spot is not None]
-        near = [op for op in turned if op.spot is not None and _is_near(op.spot, made.spot)]
-        return LossSign(sign, self._are_errors, near[0] if near else made)
+        top = root
+        while top is not None and top not in self._turns and _name(top) in ("Mul", "Div"):
+            top = next((following for following, _ in top.next_functions if following is not None), None)
+        # Behind a mean, what is negative may be meant to be: a score, a likelihood. Then the loss lacks a minus.
+        turned = self._op(top) if top in self._turns else None
+        is_near = turned is not None and turned.spot is not None and _is_near(turned.spot, made.spot)
+        return LossSign(sign, self._are_errors, turned if is_near else made)
 
     def _op(self, node: Any) -> Op | None:
         return self._scope.op_of(node) if node is not None else None
@@ -62,7 +66,7 @@ class _Signs:
         self._left -= 1
         if node is None or self._left < 0:
             return 0
-        name = type(node).__name__.partition("Backward")[0]
+        name = _name(node)
         if name in _NEVER_POSITIVE:
             return -1
         if name in _ERRORS:
@@ -117,6 +121,10 @@ class _Signs:
         return sign * self._of(inner)
 
 
+def _name(node: Any) -> str:
+    return type(node).__name__.partition("Backward")[0]
+
+
 def _is_near(spot: Spot, loss: Spot) -> bool:
     """Whether an expression turns a sign as its text says, in the function that makes the loss."""
     if (spot.file, spot.function) != (loss.file, loss.function):
@@ -130,7 +138,7 @@ def _is_near(spot: Spot, loss: Spot) -> bool:
 def _is_from_data(node: Any) -> bool:
     """Whether a value is, but for factors, the difference from a tensor that is not trained."""
     for _ in range(_MAX_NODES_TO_DATA):
-        name = type(node).__name__.partition("Backward")[0]
+        name = _name(node)
         nodes = [following for following, _ in node.next_functions if following is not None]
         if name in ("Sub", "Add"):
             return len(nodes) == 1 or any(_is_from_data(each) for each in nodes)

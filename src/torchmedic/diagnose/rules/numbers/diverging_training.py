@@ -14,12 +14,11 @@ from __future__ import annotations
 import torch
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth, grown_weights, growth
+from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth, grown_weights, growth, rate_location
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
-from torchmedic.source.lookup.optimizers import built_at
 
 
 @rule("TM222", "diverging-training")
@@ -34,8 +33,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     rates = sorted({group["lr"] for group in optimizer.param_groups}) if optimizer is not None else []
     rate = ", ".join(number(float(value)) for value in rates[:3])
     if optimizer is not None:
-        by = evidence.agent.clock.constructions.get(optimizer)
-        draft.at(built_at(evidence.frames, optimizer, "cause", f"the learning rate is {rate}", by=by))
+        draft.at(rate_location(evidence, optimizer, float(rates[-1])))
     spot = evidence.spot
     if spot is not None:
         draft.at(spot.location("surfaced", "this is where it overflowed"))

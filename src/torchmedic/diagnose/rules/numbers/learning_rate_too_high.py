@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 from torchmedic.diagnose.rule import rule
-from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, rates_of
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, rate_location, rates_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Grade, Location
+from torchmedic.records import Diagnosis, Grade
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course
-from torchmedic.source.lookup.optimizers import built_at, rate_set_at, value_written_at
+from torchmedic.source.lookup.optimizers import value_written_at
 
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
@@ -58,7 +58,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} {outcome}",
         grade=grade,
     )
-    cause = _location(evidence, optimizer, rate, group)
+    cause = rate_location(evidence, optimizer, rate, group)
     draft.at(cause)
     draft.at(value_written_at(rate, cause, f"the value {rate:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
@@ -137,13 +137,3 @@ def _has_endless_velocity(optimizer: Any) -> bool:
 def _rounded(rate: float) -> str:
     """A rate that a person would write."""
     return f"{rate:.1g}" if rate >= 1e-4 else f"{rate:.0e}"
-
-
-def _location(evidence: NumbersEvidence, optimizer: Any, rate: float, group: int | None) -> Location | None:
-    label = f"the learning rate is {rate:.6g}"
-    given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
-    is_built = any(each is not None and rate <= float(each) * 1.001 for each in given)
-    by = evidence.agent.clock.constructions.get(optimizer)
-    if is_built:
-        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
-    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
