@@ -266,3 +266,15 @@ def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
     where = found[0].device
     zero = [(gradient.amax() == 0) & (gradient.amin() == 0) for gradient in found if gradient.device == where]
     return torch.stack(zero).all()
+
+
+def is_stretched(node: Node) -> bool:
+    """Whether the result of `a - b` has more dimensions than a side that has no gradient."""
+    operands = node.birth.operands if node.birth is not None else None
+    sides = [side for side in operands or () if side is not None and not side.has_gradient and side.shape]
+    return node.shape is not None and any(len(side.shape) != len(node.shape) for side in sides)
+
+
+def is_blocked(graph: LossGraph) -> bool:
+    """Whether some operation lets no gradient through."""
+    return any(node.closed for node in graph.gates()) or bool(softmaxes_of_one(graph))

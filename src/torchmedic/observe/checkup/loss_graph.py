@@ -17,6 +17,7 @@ from torchmedic.observe.checkup.graph_facts import (
     activation_of,
     factor_of,
     is_closed,
+    is_stretched,
     is_too_high,
     largest_given,
     loss_of_knowing_nothing,
@@ -157,7 +158,7 @@ class LossGraph:
             is_activated = node is not None and node.kind in ("SoftmaxBackward", "SigmoidBackward")
             if (is_activated and call.name in _SCORED) or (call.name in _PAIRED and _differ(call)):
                 return True
-        return any(_is_stretched(node) for node in self.nodes)
+        return any(is_stretched(node) for node in self.nodes)
 
     def reaches_leaf(self, *, without: Iterable[Node]) -> bool:
         """Whether there is a way from the loss to a leaf that crosses none of these nodes."""
@@ -296,10 +297,3 @@ class LossGraph:
 
 def _differ(call: LossCall) -> bool:
     return len(call.shape) != len(call.target_shape)
-
-
-def _is_stretched(node: Node) -> bool:
-    """Whether the result of `a - b` has more dimensions than a side that has no gradient."""
-    operands = node.birth.operands if node.birth is not None else None
-    sides = [side for side in operands or () if side is not None and not side.has_gradient and side.shape]
-    return node.shape is not None and any(len(side.shape) != len(node.shape) for side in sides)

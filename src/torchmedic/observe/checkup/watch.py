@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchmedic.observe.checkup.graph_facts import all_zero, partial_sums, softmaxes_of_one
+from torchmedic.observe.checkup.graph_facts import all_zero, is_blocked, partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import NodeBirths
@@ -268,8 +268,7 @@ class Checkup:
             return
         fresh, self._awaited = self._awaited, []
         for graph in fresh:
-            is_blocked = any(node.closed for node in graph.gates()) or softmaxes_of_one(graph)
-            if is_blocked and self._looks[graph.key] < _MAX_LOOKS:
+            if is_blocked(graph) and self._looks[graph.key] < _MAX_LOOKS:
                 if self._looks[graph.key] < _MAX_LOOKS - 1:
                     self._wanted.add(graph.key)
                 else:
