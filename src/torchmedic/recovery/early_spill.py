@@ -75,6 +75,7 @@ class EarlySpill:
         self._saved.backward.next_step()
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
+        self._saved.note_new()
         with unseen():
             place = None
             if not self.failed and is_plain(tensor):
@@ -84,7 +85,7 @@ class EarlySpill:
                 saved = SavedTensor(tensor, place)
                 saved.tensor = None
                 return saved
-            saved = self._saved.pack_new(tensor)  # can still be parked when memory runs out
+            saved = self._saved.pack(tensor)  # can still be parked when memory runs out
         self._since_copy += 1
         if self._since_copy < _SOON:
             saved.ahead = (self._saved.backward, self._saved.backward.order)

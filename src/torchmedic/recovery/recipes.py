@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.recovery.saved_tensors import SavedTensor, unseen
+from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, unseen
 
 _MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
 _MAX_CALLS = 5  # in one recipe
@@ -109,7 +109,8 @@ class Recipe:
 class Recipes:
     """Makes recipes, and tries each kind of recipe before it is used."""
 
-    def __init__(self) -> None:
+    def __init__(self, saved: SavedTensors) -> None:
+        self._saved = saved
         self._operators: dict[type, _Operator] = {}
         self._tried: dict[tuple[Any, ...], _Trial | None] = {}  # None: the bits were not the same
         self._epsilon = _EPSILONS[0]
@@ -171,7 +172,7 @@ class Recipes:
             if name in _STATISTICS and getattr(node, "_saved_training", False):
                 arguments[name] = None
             elif name in operator.saved:
-                arguments[name] = _saved(node, name) if is_tensor else getattr(node, f"_saved_{name}")
+                arguments[name] = self._kept(node, name) if is_tensor else getattr(node, f"_saved_{name}")
             elif is_tensor:
                 arguments[name] = self._from_edge(node, edge, calls - 1, shape, is_needed=kind == "Tensor")
             elif name in _WITHOUT_EFFECT:
@@ -200,8 +201,18 @@ class Recipes:
         if variable is not None:
             return _constant(variable)
         if not index and hasattr(before, "_raw_saved_result"):
-            return _saved(before, "result")
+            return self._kept(before, "result")
         return self._made(before, index, calls, shape)
+
+    def _kept(self, node: Any, name: str) -> Any:
+        """A tensor that a node keeps: a handle of ours, or a small tensor."""
+        if node._sequence_nr() not in self._saved.ours:
+            raise _Unknown  # a hook of the user's may be asked for it
+        found = self._saved.packed(node, f"_raw_saved_{name}")
+        if found:
+            return found[0]
+        value = getattr(node, f"_saved_{name}")
+        return None if value is None else _constant(value)
 
     def _trial(self, base: torch.Tensor) -> _Trial | None:
         """Compute a tensor by its recipe; None if not every bit is the same."""
@@ -219,19 +230,6 @@ class Recipes:
             if not _has_epsilon(recipe):
                 break
         return None
-
-
-def _saved(node: Any, name: str) -> Any:
-    """A tensor that a node keeps: a handle of ours, or a small tensor."""
-    raw = getattr(node, f"_raw_saved_{name}")
-    if not hasattr(raw, "unpack_hook"):
-        raise _Unknown  # torch before it could say whose hooks a saved tensor has
-    if isinstance(raw.data, SavedTensor):
-        return raw.data
-    if raw.unpack_hook is not None:
-        raise _Unknown  # a checkpoint of the user's would compute the tensor
-    value = getattr(node, f"_saved_{name}")
-    return None if value is None else _constant(value)
 
 
 def _constant(tensor: torch.Tensor) -> torch.Tensor:

@@ -48,11 +48,11 @@ class Session:
         self.context = context  # knows the step, for a backward pass that must be run again
         self.examining = context.examining  # as it was before `install` put a wrapper around it
         self.space = ParkingSpace(context.run)
-        self.recipes = Recipes()
         self.saved = SavedTensors(self.space)
+        self.recipes = Recipes(self.saved)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
-        self.backward_room = BackwardRoom(self.room)
+        self.backward_room = BackwardRoom(self.room, self.saved)
         self.guard = Guard(self)
         self.is_updating = False
         self.is_up = False
@@ -100,8 +100,10 @@ class Session:
         is_avoided: bool = False,
     ) -> None:
         self._calm = 0
-        if means in ("activations", "recompute"):
+        if means == "activations":
             self.parked_in_step += nbytes
+        elif means == "recompute":  # the whole step was computed with so much out of memory
+            self.parked_in_step = max(self.parked_in_step, nbytes)
         recovery = Recovery(
             step=self.step,
             phase=phase,
