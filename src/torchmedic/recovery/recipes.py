@@ -18,6 +18,7 @@ import torch
 from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, unseen
 
 _MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
+_MAX_SEARCHES = 8  # in vain, after which a kind of tensor is not looked at
 _MAX_CALLS = 5  # in one recipe
 _TRIAL_RUNS = 2  # the first run may choose an algorithm; the second one is timed
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3)  # a node of a layer norm does not keep its own
@@ -114,14 +115,19 @@ class Recipes:
         self._operators: dict[type, _Operator] = {}
         self._tried: dict[tuple[Any, ...], _Trial | None] = {}  # None: the bits were not the same
         self._epsilon = _EPSILONS[0]
+        self._unknown: dict[tuple[Any, ...], int] = {}  # how often in a row no recipe was found
 
     def recipe_for(self, tensor: torch.Tensor) -> Recipe | None:
         """A recipe for the whole storage of a tensor that is being saved."""
         base = tensor._base if tensor._is_view() else tensor
         if base is None or base.grad_fn is None or base.untyped_storage().nbytes() != base.nbytes:
             return None
+        kind = (type(base.grad_fn), tuple(base.shape), base.dtype)
+        if self._unknown.get(kind, 0) >= _MAX_SEARCHES:
+            return None
         try:
             recipe = self._with_epsilon(_EPSILONS[0], base)
+            self._unknown[kind] = 0
             if recipe.key not in self._tried:
                 self._tried[recipe.key] = self._trial(base)
             trial = self._tried[recipe.key]
@@ -129,7 +135,10 @@ class Recipes:
                 return None
             if trial.epsilon != _EPSILONS[0]:
                 recipe = self._with_epsilon(trial.epsilon, base)
-        except (_Unknown, RuntimeError, MemoryError, AttributeError, IndexError):
+        except _Unknown:
+            self._unknown[kind] = self._unknown.get(kind, 0) + 1
+            return None
+        except (RuntimeError, MemoryError, AttributeError, IndexError):
             return None  # out of memory in a trial: the next step tries again
         recipe.seconds = trial.seconds
         return recipe
