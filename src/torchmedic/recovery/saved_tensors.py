@@ -159,7 +159,8 @@ class SavedTensors:
         """The handles behind an attribute of a node; hooks of others are not called."""
         if node._sequence_nr() not in self.ours:
             return []
-        SavedTensor.asked = found = []
+        found: list[SavedTensor] = []
+        SavedTensor.asked = found
         try:
             getattr(node, _public(name))
         except (RuntimeError, AttributeError):  # freed by a backward
