@@ -115,6 +115,7 @@ class Recipes:
         self._operators: dict[type, _Operator] = {}
         self._tried: dict[tuple[Any, ...], _Trial | None] = {}  # None: the bits were not the same
         self._epsilon = _EPSILONS[0]
+        self._is_on_device = False
         self._unknown: dict[tuple[Any, ...], int] = {}  # how often in a row no recipe was found
 
     def recipe_for(self, tensor: torch.Tensor) -> Recipe | None:
@@ -144,7 +145,7 @@ class Recipes:
         return recipe
 
     def _with_epsilon(self, epsilon: float, base: torch.Tensor) -> Recipe:
-        self._epsilon = epsilon
+        self._epsilon, self._is_on_device = epsilon, base.is_cuda
         recipe = self._made(base.grad_fn, base.output_nr, _MAX_CALLS, tuple(base.shape), base.dtype)
         own = int(base.untyped_storage()._cdata)
         if any(each.place is not None and each.place.key == own for each in recipe.sources()):
@@ -155,15 +156,7 @@ class Recipes:
     def _made(
         self, node: Any, index: int, calls: int, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> Recipe:
-        """The recipe for a result of a node.
-
-        Args:
-            node: The node.
-            index: Which of its results.
-            calls: How many calls the recipe may have.
-            shape: Of the tensor that is wanted in the end: calls on single elements keep it.
-            dtype: Of the result, if that is known.
-        """
+        """The recipe for one result of a node, with so many calls at most; calls on single elements keep the shape."""
         operator = self._operators.get(type(node))
         if operator is None:
             operator = self._operators[type(node)] = _Operator(node)
@@ -172,6 +165,8 @@ class Recipes:
             return Recipe(torch.reshape, {"input": inner, "shape": shape}, 0, ("view", shape, _described(inner)))
         if operator.function is None or not calls or (operator.name == "to_copy" and dtype is None):
             raise _Unknown
+        if self._is_on_device and "convolution" in operator.name:
+            raise _Unknown  # cuDNN chooses the algorithm by the free memory, and with it the last bits
         arguments: dict[str, Any] = {}
         is_guessed, edges = False, 0
         for argument in operator.arguments:
