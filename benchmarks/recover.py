@@ -139,15 +139,19 @@ def smaller_batch(name: str, limit: float, steps: int) -> dict[str, Any]:
 def compared(found: dict[str, Any], plain: dict[str, Any], limit: float) -> dict[str, Any]:
     if "oom" in found or found["peak"] > limit:
         return {**found, "oom": True}
-    worst = max(abs(a - b) / abs(b) for a, b in zip(found["losses"], plain["losses"], strict=True))
-    return {**found, "ratio": found["seconds"] / plain["seconds"], "worst_loss_difference": worst}
+    differences = [abs(a - b) / abs(b) for a, b in zip(found["losses"], plain["losses"], strict=True)]
+    first = next(((step, each) for step, each in enumerate(differences) if each), None)
+    ratio = found["seconds"] / plain["seconds"]
+    return {**found, "ratio": ratio, "worst_loss_difference": max(differences), "first_difference": first}
 
 
 def shown(found: dict[str, Any]) -> str:
     if "oom" in found:
         return f"oom  {' | '.join(found.get('events', [])[-2:])}"
     batch, begin = found["batch"], found["first_steps_seconds"]
-    return f"{found['ratio']:.2f}x, {found['worst_loss_difference']:.1e}, batch {batch}, first half {begin:.1f} s"
+    differs = f", first at step {found['first_difference']}" if found["worst_loss_difference"] else ""
+    worst = f"{found['worst_loss_difference']:.1e}{differs}"
+    return f"{found['ratio']:.2f}x, losses within {worst}, batch {batch}, first half {begin:.1f} s"
 
 
 def main() -> int:

@@ -175,9 +175,14 @@ def dropout(fault: OutOfMemory) -> Outcome:
     net = nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.5), nn.GELU(), nn.Dropout(0.1, inplace=True), nn.Linear(64, 8))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
+    generator = torch.Generator().manual_seed(2)
+
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        return 0.1 * torch.randn_like(x) + 0.1 * torch.randn(x.shape, generator=generator)
+
     with fault:
         for x, y in batches(3):
-            noisy = x + 0.1 * torch.randn_like(x)
+            noisy = x + noise(x)
             optimizer.zero_grad()
             loss = F.cross_entropy(net(noisy), y)
             loss.backward()

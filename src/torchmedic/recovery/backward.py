@@ -23,7 +23,7 @@ from torchmedic.detect.failures.exhaustion import exhaustion_of_error, is_out_of
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.computed_again import ComputedAgain, Refused
 from torchmedic.recovery.room import avoid_broken_blocks, free_unused_memory
-from torchmedic.recovery.saved_tensors import living_tensors, release_graph, unseen
+from torchmedic.recovery.saved_tensors import living_tensors, unseen
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.objects.graph import leaves_behind
@@ -175,7 +175,7 @@ class GuardedEngine:
         session.space.file.open()
         if not call.inputs:
             with unseen():
-                release_graph(call.roots)
+                session.saved.release(call.roots)
         for budget in self._budgets(error):
             spill = session.early_spill(budget)
             roots: list[torch.Tensor] = []
@@ -186,7 +186,7 @@ class GuardedEngine:
                 if not is_out_of_memory(failure):
                     raise
                 with unseen():
-                    release_graph(roots)
+                    session.saved.release(roots)
                 traceback.clear_frames(failure.__traceback__)
                 continue
             session.recovered("backward", "recompute", "backward", spill.spilled, time.monotonic() - started)

@@ -11,18 +11,20 @@ from collections.abc import Iterable
 import torch
 
 from torchmedic.recovery.room import RoomMaker, in_use_and_limit
-from torchmedic.recovery.saved_tensors import saved_sizes
+from torchmedic.recovery.saved_tensors import SavedTensors
 from torchmedic.source.objects.graph import walk
 
 _GRADIENTS_OF_LARGEST = 2.2  # gradients of the two largest tensors, before and after a node, and some room to work in
+_UNUSABLE_SHARE = 0.03  # of what is allowed, in pieces that are too small
 _MAX_FREE_SHARE = 0.5  # of what is allowed: with more than that free, nobody looks at the graph
 
 
 class BackwardRoom:
     """Knows with how much memory in use a backward pass has succeeded."""
 
-    def __init__(self, room: RoomMaker) -> None:
+    def __init__(self, room: RoomMaker, saved: SavedTensors) -> None:
         self._room = room
+        self._saved = saved
         self._proven_bytes = 0
         self._in_use = 0
         self.spare = 0  # bytes that the next pass has beside what it needs
@@ -40,10 +42,9 @@ class BackwardRoom:
             return 0
         if self._in_use <= self._proven_bytes:
             return 0
-        seen = saved_sizes(walk(root.grad_fn for root in roots))
+        largest = sum(self._saved.sizes(walk(root.grad_fn for root in roots))[-2:])
         gradients = max((each.nbytes for each in parameters if each.requires_grad and each.grad is None), default=0)
-        largest = sum(sorted(seen.values())[-2:])
-        missing = int(_GRADIENTS_OF_LARGEST * largest) + gradients - free
+        missing = int(_GRADIENTS_OF_LARGEST * largest + _UNUSABLE_SHARE * limit) + gradients - free
         parked = self._room.park_saved(missing) if missing > 0 else 0
         self._in_use -= parked
         self.spare = max(parked - missing, 0)

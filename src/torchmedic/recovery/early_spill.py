@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torchmedic.observe.saved_hooks import CAN_TELL, top_hooks
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.places import Place
 from torchmedic.recovery.recipes import Recipe, Recipes
@@ -56,6 +57,7 @@ class EarlySpill:
         self._max_copied = budget
         self._since_copy = _SOON
         self._began: float | None = None
+        self._is_on = False  # as default hooks, from `start` on
 
     def next_step(self) -> None:
         """Plan the next step by the last one."""
@@ -75,6 +77,7 @@ class EarlySpill:
         self._saved.backward.next_step()
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
+        self._saved.note_new()
         with unseen():
             place = None
             if not self.failed and is_plain(tensor):
@@ -84,11 +87,26 @@ class EarlySpill:
                 saved = SavedTensor(tensor, place)
                 saved.tensor = None
                 return saved
-            saved = self._saved.pack_new(tensor)  # can still be parked when memory runs out
+            saved = self._saved.pack(tensor)  # can still be parked when memory runs out
         self._since_copy += 1
         if self._since_copy < _SOON:
             saved.ahead = (self._saved.backward, self._saved.backward.order)
+        elif self.spilled >= self.budget and self._steps >= _LEARNING_STEPS:
+            self.rest()
         return saved
+
+    def start(self) -> None:
+        """Pack the tensors that are saved from now on, unless hooks of the user's are in place."""
+        if not self._is_on and CAN_TELL and top_hooks() is None:
+            torch._C._autograd._push_saved_tensors_default_hooks(self.pack, unpack)
+            self._is_on = True
+
+    def rest(self) -> None:
+        """Pack nothing until the next `start`: torch keeps tensors at less cost."""
+        top = top_hooks()
+        if self._is_on and top is not None and top[0] == self.pack:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            self._is_on = False
 
     def _place(self, tensor: torch.Tensor) -> Place | None:
         """The place of a tensor that is out of memory; None if the tensor stays."""

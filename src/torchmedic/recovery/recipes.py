@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.recovery.saved_tensors import SavedTensor, unseen
+from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, unseen
 
 _MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
+_MAX_SEARCHES = 8  # in vain, after which a kind of tensor is not looked at
 _MAX_CALLS = 5  # in one recipe
 _TRIAL_RUNS = 2  # the first run may choose an algorithm; the second one is timed
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3)  # a node of a layer norm does not keep its own
@@ -109,18 +110,25 @@ class Recipe:
 class Recipes:
     """Makes recipes, and tries each kind of recipe before it is used."""
 
-    def __init__(self) -> None:
+    def __init__(self, saved: SavedTensors) -> None:
+        self._saved = saved
         self._operators: dict[type, _Operator] = {}
         self._tried: dict[tuple[Any, ...], _Trial | None] = {}  # None: the bits were not the same
         self._epsilon = _EPSILONS[0]
+        self._is_on_device = False
+        self._unknown: dict[tuple[Any, ...], int] = {}  # how often in a row no recipe was found
 
     def recipe_for(self, tensor: torch.Tensor) -> Recipe | None:
         """A recipe for the whole storage of a tensor that is being saved."""
         base = tensor._base if tensor._is_view() else tensor
         if base is None or base.grad_fn is None or base.untyped_storage().nbytes() != base.nbytes:
             return None
+        kind = (type(base.grad_fn), tuple(base.shape), base.dtype)
+        if self._unknown.get(kind, 0) >= _MAX_SEARCHES:
+            return None
         try:
             recipe = self._with_epsilon(_EPSILONS[0], base)
+            self._unknown[kind] = 0
             if recipe.key not in self._tried:
                 self._tried[recipe.key] = self._trial(base)
             trial = self._tried[recipe.key]
@@ -128,13 +136,16 @@ class Recipes:
                 return None
             if trial.epsilon != _EPSILONS[0]:
                 recipe = self._with_epsilon(trial.epsilon, base)
-        except (_Unknown, RuntimeError, MemoryError, AttributeError, IndexError):
+        except _Unknown:
+            self._unknown[kind] = self._unknown.get(kind, 0) + 1
+            return None
+        except (RuntimeError, MemoryError, AttributeError, IndexError):
             return None  # out of memory in a trial: the next step tries again
         recipe.seconds = trial.seconds
         return recipe
 
     def _with_epsilon(self, epsilon: float, base: torch.Tensor) -> Recipe:
-        self._epsilon = epsilon
+        self._epsilon, self._is_on_device = epsilon, base.is_cuda
         recipe = self._made(base.grad_fn, base.output_nr, _MAX_CALLS, tuple(base.shape), base.dtype)
         own = int(base.untyped_storage()._cdata)
         if any(each.place is not None and each.place.key == own for each in recipe.sources()):
@@ -145,15 +156,7 @@ class Recipes:
     def _made(
         self, node: Any, index: int, calls: int, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> Recipe:
-        """The recipe for a result of a node.
-
-        Args:
-            node: The node.
-            index: Which of its results.
-            calls: How many calls the recipe may have.
-            shape: Of the tensor that is wanted in the end: calls on single elements keep it.
-            dtype: Of the result, if that is known.
-        """
+        """The recipe for one result of a node, with so many calls at most; calls on single elements keep the shape."""
         operator = self._operators.get(type(node))
         if operator is None:
             operator = self._operators[type(node)] = _Operator(node)
@@ -162,6 +165,8 @@ class Recipes:
             return Recipe(torch.reshape, {"input": inner, "shape": shape}, 0, ("view", shape, _described(inner)))
         if operator.function is None or not calls or (operator.name == "to_copy" and dtype is None):
             raise _Unknown
+        if self._is_on_device and "convolution" in operator.name:
+            raise _Unknown  # cuDNN chooses the algorithm by the free memory, and with it the last bits
         arguments: dict[str, Any] = {}
         is_guessed, edges = False, 0
         for argument in operator.arguments:
@@ -171,7 +176,7 @@ class Recipes:
             if name in _STATISTICS and getattr(node, "_saved_training", False):
                 arguments[name] = None
             elif name in operator.saved:
-                arguments[name] = _saved(node, name) if is_tensor else getattr(node, f"_saved_{name}")
+                arguments[name] = self._kept(node, name) if is_tensor else getattr(node, f"_saved_{name}")
             elif is_tensor:
                 arguments[name] = self._from_edge(node, edge, calls - 1, shape, is_needed=kind == "Tensor")
             elif name in _WITHOUT_EFFECT:
@@ -200,8 +205,18 @@ class Recipes:
         if variable is not None:
             return _constant(variable)
         if not index and hasattr(before, "_raw_saved_result"):
-            return _saved(before, "result")
+            return self._kept(before, "result")
         return self._made(before, index, calls, shape)
+
+    def _kept(self, node: Any, name: str) -> Any:
+        """A tensor that a node keeps: a handle of ours, or a small tensor."""
+        if node._sequence_nr() not in self._saved.ours:
+            raise _Unknown  # a hook of the user's may be asked for it
+        found = self._saved.packed(node, f"_raw_saved_{name}")
+        if found:
+            return found[0]
+        value = getattr(node, f"_saved_{name}")
+        return None if value is None else _constant(value)
 
     def _trial(self, base: torch.Tensor) -> _Trial | None:
         """Compute a tensor by its recipe; None if not every bit is the same."""
@@ -219,19 +234,6 @@ class Recipes:
             if not _has_epsilon(recipe):
                 break
         return None
-
-
-def _saved(node: Any, name: str) -> Any:
-    """A tensor that a node keeps: a handle of ours, or a small tensor."""
-    raw = getattr(node, f"_raw_saved_{name}")
-    if not hasattr(raw, "unpack_hook"):
-        raise _Unknown  # torch before it could say whose hooks a saved tensor has
-    if isinstance(raw.data, SavedTensor):
-        return raw.data
-    if raw.unpack_hook is not None:
-        raise _Unknown  # a checkpoint of the user's would compute the tensor
-    value = getattr(node, f"_saved_{name}")
-    return None if value is None else _constant(value)
 
 
 def _constant(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,11 +21,14 @@ from torchmedic.source.objects.graph import walk
 _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
 _MAX_PIECES = 64  # smaller ones are parked only if that many are not enough
+_MAX_NODES = 200_000
 _names: dict[type, tuple[str, ...]] = {}
 
 
 class SavedTensor:
     """What a node of the graph keeps instead of a tensor."""
+
+    asked: ClassVar[list[SavedTensor] | None] = None  # who is asked for a tensor, while only that is of interest
 
     def __init__(self, tensor: torch.Tensor, place: Place | None) -> None:
         # Without its graph: a node that saves its own result would keep itself alive.
@@ -56,6 +59,9 @@ class SavedTensor:
         Raises:
             RuntimeError: The tensor was changed in place. Autograd checks only tensors without hooks.
         """
+        if SavedTensor.asked is not None:
+            SavedTensor.asked.append(self)
+            return torch.empty(0, dtype=self.kind[0], device=self._device)
         living = self._original()
         if living is not None and living._version != self._version:
             raise RuntimeError(
@@ -70,7 +76,8 @@ class SavedTensor:
             self.place.consumed()
         if self.tensor is not None:
             return self.tensor
-        assert self.place is not None
+        if self.place is None:
+            return _gone(None)
         with unseen():
             return self.on(self.place.storage())
 
@@ -91,6 +98,7 @@ class SavedTensors:
         self._space = space
         self.backward = Backward()
         self._sequence = 0  # of the node that a tensor is taken from
+        self.ours: set[int] = set()  # numbers of nodes whose saved tensors our hooks have packed
         self._places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
 
     def park(self, wanted: int, busy: frozenset[int]) -> int:
@@ -107,7 +115,7 @@ class SavedTensors:
             OSError: There is no room to park them.
         """
         kept = busy | parameter_storages()
-        self._take_from_graphs()
+        self.take(walk(_live_nodes()))
         free = 0
         large = wanted // _MAX_PIECES
         for place in sorted(self._places.values(), key=lambda each: (each.nbytes < large, each.sequence)):
@@ -117,21 +125,28 @@ class SavedTensors:
                 free += place.park(self._space)
         return free
 
-    def _take_from_graphs(self) -> None:
-        for node in walk(_live_nodes()):
+    def take(self, nodes: Iterable[Any]) -> None:
+        """Take the saved tensors of nodes that no hook has packed."""
+        for node in nodes:
             self._sequence = node._sequence_nr()
             for raw in _unpacked(node):
-                with contextlib.suppress(RuntimeError):  # there are hooks already, a checkpoint's for example
+                try:
                     raw.register_hooks(self.pack, unpack)
+                except RuntimeError:  # there are hooks already, a checkpoint's for example
+                    self.ours.discard(self._sequence)
+                    break
 
-    def pack_new(self, tensor: torch.Tensor) -> SavedTensor:
-        """Take a tensor from a node that is being made."""
-        self._sequence = torch._C._autograd._get_sequence_nr()
-        return self.pack(tensor)
+    def note_new(self) -> None:
+        """A hook of ours packs a tensor of the node that is being made."""
+        self._sequence = torch._C._autograd._get_sequence_nr() - 1
+        if len(self.ours) > _MAX_NODES:
+            self.ours.clear()
+        self.ours.add(self._sequence)
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Take a tensor from its node."""
         place = None
+        self.ours.add(self._sequence)
         if is_plain(tensor):
             storage = tensor.untyped_storage()
             place = self._places.get(int(storage._cdata))
@@ -140,42 +155,40 @@ class SavedTensors:
             place.sequence = max(place.sequence, self._sequence)
         return SavedTensor(tensor, place)
 
+    def packed(self, node: Any, name: str) -> list[SavedTensor]:
+        """The handles behind an attribute of a node; hooks of others are not called."""
+        if node._sequence_nr() not in self.ours:
+            return []
+        found: list[SavedTensor] = []
+        SavedTensor.asked = found
+        try:
+            getattr(node, _public(name))
+        except (RuntimeError, AttributeError):  # freed by a backward
+            return []
+        finally:
+            SavedTensor.asked = None
+        return found
 
-def saved_sizes(nodes: Iterable[Any]) -> dict[int, int]:
-    """The bytes of the storages that nodes have saved tensors in, in memory or out of it."""
-    found: dict[int, int] = {}
-    for node in nodes:
-        for name, raw in _saved_by(node):
-            packed = getattr(raw, "data", None)
-            if isinstance(packed, SavedTensor):
-                place = packed.place
-                if place is not None:  # the key of a storage that is gone may be another's by now
-                    found[id(place) if place.is_out else place.key] = place.nbytes
-            elif getattr(raw, "unpack_hook", _drop) is None:  # older versions of torch do not say
-                for tensor in _tensors_of(node, name):
-                    if is_plain(tensor):
-                        storage = tensor.untyped_storage()
-                        found[int(storage._cdata)] = storage.nbytes()
-    return found
+    def sizes(self, nodes: Iterable[Any]) -> list[int]:
+        """The bytes of the storages that nodes have saved tensors in, in memory or out of it."""
+        nodes = list(nodes)
+        self.take(nodes)
+        places = {
+            id(each.place): each.place.nbytes
+            for node in nodes
+            for name in _names_of(node)
+            for each in self.packed(node, name)
+            if each.place is not None
+        }
+        return sorted(places.values())
 
-
-def _tensors_of(node: Any, name: str) -> list[torch.Tensor]:
-    """The tensors behind an attribute of a node that hands out handles."""
-    try:
-        found = getattr(node, "saved_tensors" if name == f"{_RAW}tensors" else name.replace("_raw", ""))
-    except (RuntimeError, AttributeError):
-        return []  # changed in place since, or gone
-    return [each for each in (found if isinstance(found, tuple | list) else (found,)) if isinstance(each, torch.Tensor)]
-
-
-def release_graph(roots: Iterable[torch.Tensor]) -> None:
-    """Free what the graph behind some tensors has saved, as a completed backward would have done."""
-    for node in walk(root.grad_fn for root in roots):
-        for _, raw in _saved_by(node):
-            packed = getattr(raw, "data", None)
-            if isinstance(packed, SavedTensor):
-                packed.tensor = None
-            elif getattr(raw, "unpack_hook", None) is None:
+    def release(self, roots: Iterable[torch.Tensor]) -> None:
+        """Free what the graph behind some tensors has saved, as a completed backward would have done."""
+        for node in walk(root.grad_fn for root in roots):
+            for name in _names_of(node):
+                for each in self.packed(node, name):
+                    each.tensor = each.place = None
+            for raw in _saved_by(node):
                 with contextlib.suppress(RuntimeError):
                     raw.register_hooks(_drop, _gone)
 
@@ -218,25 +231,39 @@ def _live_nodes() -> Iterator[Any]:
                 yield tensor.grad_fn
 
 
-def _saved_by(node: Any) -> Iterator[tuple[str, Any]]:
-    """The saved tensors of a node, each with the name of the attribute that holds it."""
+def _names_of(node: Any) -> tuple[str, ...]:
+    """The attributes of a node that hold saved tensors."""
     names = _names.get(type(node))
     if names is None:
         names = _names[type(node)] = tuple(name for name in dir(type(node)) if name.startswith(_RAW))
-    for name in names:
+    return names
+
+
+def _public(name: str) -> str:
+    """The attribute with the tensors themselves."""
+    return "saved_tensors" if name == f"{_RAW}tensors" else name.replace("_raw", "")
+
+
+def _saved_by(node: Any) -> Iterator[Any]:
+    """What hands out the saved tensors of a node."""
+    for name in _names_of(node):
         try:
             raw = getattr(node, name)
         except (RuntimeError, AttributeError):
             continue  # a backward has been through it
-        for each in raw if isinstance(raw, tuple | list) else (raw,):
-            if each is not None:
-                yield name, each
+        yield from (each for each in (raw if isinstance(raw, tuple | list) else (raw,)) if each is not None)
 
 
 def _unpacked(node: Any) -> Iterator[Any]:
     """The saved tensors of a node that no hook has packed, and that nothing has changed since they were saved."""
-    for name, raw in _saved_by(node):
-        if not hasattr(raw, "unpack_hook"):
-            yield raw  # torch before it could say; to register hooks twice raises
-        elif raw.unpack_hook is None and _tensors_of(node, name):
-            yield raw
+    for name in _names_of(node):
+        try:
+            raw = getattr(node, name)
+            raws = [each for each in (raw if isinstance(raw, tuple | list) else (raw,)) if each is not None]
+            # Versions of torch that do not say whether there are hooks raise when hooks are registered twice.
+            if all(getattr(each, "unpack_hook", None) is None for each in raws):
+                if all(hasattr(each, "unpack_hook") for each in raws):
+                    getattr(node, _public(name))
+                yield from raws
+        except (RuntimeError, AttributeError):
+            continue  # a backward has been through it, or the tensor was changed in place

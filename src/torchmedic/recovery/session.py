@@ -16,7 +16,6 @@ import torch
 
 from torchmedic.contained import contained
 from torchmedic.observe.context import ProcessContext
-from torchmedic.observe.saved_hooks import CAN_TELL, top_hooks
 from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
 from torchmedic.recovery.backward_room import BackwardRoom
 from torchmedic.recovery.early_spill import EarlySpill
@@ -26,7 +25,7 @@ from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
 from torchmedic.recovery.recipes import Recipes
 from torchmedic.recovery.room import RoomMaker, give_back_caches, in_use_and_limit, used_share
-from torchmedic.recovery.saved_tensors import SavedTensors, unpack, unseen
+from torchmedic.recovery.saved_tensors import SavedTensors, unseen
 
 Level = Literal["safe", "all"]
 
@@ -48,11 +47,11 @@ class Session:
         self.context = context  # knows the step, for a backward pass that must be run again
         self.examining = context.examining  # as it was before `install` put a wrapper around it
         self.space = ParkingSpace(context.run)
-        self.recipes = Recipes()
         self.saved = SavedTensors(self.space)
+        self.recipes = Recipes(self.saved)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
-        self.backward_room = BackwardRoom(self.room)
+        self.backward_room = BackwardRoom(self.room, self.saved)
         self.guard = Guard(self)
         self.is_updating = False
         self.is_up = False
@@ -100,8 +99,10 @@ class Session:
         is_avoided: bool = False,
     ) -> None:
         self._calm = 0
-        if means in ("activations", "recompute"):
+        if means == "activations":
             self.parked_in_step += nbytes
+        elif means == "recompute":  # the whole step was computed with so much out of memory
+            self.parked_in_step = max(self.parked_in_step, nbytes)
         recovery = Recovery(
             step=self.step,
             phase=phase,
@@ -238,7 +239,7 @@ class Session:
                 early.budget += self.parked_in_step
                 self._calm_wanted *= 2
             else:
-                self._start_early(self.parked_in_step)
+                self._early = self.early_spill(self.parked_in_step)
             self.parked_in_step = 0
         elif early is not None:
             self._calm += 1
@@ -249,20 +250,15 @@ class Session:
                     self._stop_early()
         if self._early is not None:
             self._early.next_step()
+            self._early.start()
 
     def early_spill(self, budget: int) -> EarlySpill:
         """Takes so many bytes of saved tensors out of memory as they are saved."""
         return EarlySpill(self.saved, self.space, self.recipes, budget)
 
-    def _start_early(self, budget: int) -> None:
-        if not CAN_TELL or top_hooks() is not None:
-            return  # hooks of the user's: ours would be in their place
-        self._early = early = self.early_spill(budget)
-        torch._C._autograd._push_saved_tensors_default_hooks(early.pack, unpack)
-
     def _stop_early(self) -> None:
-        if self._early is not None and (top := top_hooks()) is not None and top[0] == self._early.pack:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+        if self._early is not None:
+            self._early.rest()
             self._early = None
 
     def _stop_copies(self) -> None:

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchmedic.recovery import early_spill, pinned_copies
+from torchmedic.recovery import backward_room, early_spill, pinned_copies
+from torchmedic.recovery.backward_room import BackwardRoom
 from torchmedic.recovery.early_spill import EarlySpill
+from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.pinned_copies import PinnedCopies
 from torchmedic.recovery.places import Place
 from torchmedic.recovery.recipes import Recipes
+from torchmedic.recovery.room import RoomMaker
 from torchmedic.recovery.saved_tensors import SavedTensors
 
 EVERYTHING = 1 << 60
@@ -129,7 +132,8 @@ def test_computed_again(make: Any, half: bool, dropped: list[int], tmp_path: Pat
     model, data = make()
     wanted = results(model, data, contextlib.nullcontext(), half=half)
     space = ParkingSpace(tmp_path)
-    spill = EarlySpill(SavedTensors(space), space, Recipes(), EVERYTHING)
+    saved = SavedTensors(space)
+    spill = EarlySpill(saved, space, Recipes(saved), EVERYTHING)
     for _ in range(2):
         spill.next_step()
         found = results(model, data, spill.active(), half=half)
@@ -146,7 +150,8 @@ def test_copied_and_brought_back(make: Any, device: Stream, tmp_path: Path, monk
     space = DeviceSpace(tmp_path)
     space.only.seconds_per_byte = 1e-30  # no recipe is cheaper
     space.only._max_ahead_bytes = 1 << 15
-    spill = EarlySpill(SavedTensors(space), space, Recipes(), EVERYTHING)
+    saved = SavedTensors(space)
+    spill = EarlySpill(saved, space, Recipes(saved), EVERYTHING)
     for _ in range(3):
         spill.next_step()
         found = results(model, data, spill.active(), half=False)
@@ -166,7 +171,7 @@ def test_a_part_of_the_step_stays(device: Stream, dropped: list[int], tmp_path: 
     space = DeviceSpace(tmp_path)
     space.only.seconds_per_byte = 1.0  # every recipe is cheap
     saved = SavedTensors(space)
-    spill = EarlySpill(saved, space, Recipes(), 1 << 17)
+    spill = EarlySpill(saved, space, Recipes(saved), 1 << 17)
     for _ in range(4):
         spill.next_step()
         dropped.clear()
@@ -179,7 +184,8 @@ def test_a_part_of_the_step_stays(device: Stream, dropped: list[int], tmp_path: 
 
 def test_a_changed_tensor_is_still_an_error(tmp_path: Path) -> None:
     space = ParkingSpace(tmp_path)
-    spill = EarlySpill(SavedTensors(space), space, Recipes(), 0)
+    saved = SavedTensors(space)
+    spill = EarlySpill(saved, space, Recipes(saved), 0)
     x = torch.randn(64, 64, requires_grad=True)
     with spill.active():
         middle = x.exp()
@@ -192,7 +198,8 @@ def test_a_changed_tensor_is_still_an_error(tmp_path: Path) -> None:
 def test_a_graph_without_backward_is_freed(tmp_path: Path) -> None:
     """A node that saves its own result must not keep itself alive."""
     space = ParkingSpace(tmp_path)
-    spill = EarlySpill(SavedTensors(space), space, Recipes(), 0)
+    saved = SavedTensors(space)
+    spill = EarlySpill(saved, space, Recipes(saved), 0)
     with spill.active():
         result = torch.randn(64, 64, requires_grad=True).exp()
     storage = StorageWeakRef(result.untyped_storage())
@@ -206,7 +213,7 @@ def test_a_kept_graph(dropped: list[int], tmp_path: Path) -> None:
     model, data = perceptron()
     space = ParkingSpace(tmp_path)
     saved = SavedTensors(space)
-    with EarlySpill(saved, space, Recipes(), EVERYTHING).active():
+    with EarlySpill(saved, space, Recipes(saved), EVERYTHING).active():
         torch.manual_seed(1)
         loss = model(data).square().mean()
     saved.backward.keeps_graph = True
@@ -215,6 +222,45 @@ def test_a_kept_graph(dropped: list[int], tmp_path: Path) -> None:
     plain = torch.autograd.grad(model(data).square().mean(), list(model.parameters()))
     assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(first, second, plain, strict=True))
     assert dropped
+
+
+class Memory:
+    """So many bytes are in use, of so many."""
+
+    def __init__(self, in_use: int, limit: int) -> None:
+        self.in_use, self.limit = in_use, limit
+
+    def __call__(self, device: torch.device) -> tuple[int, int]:
+        return self.in_use, self.limit
+
+
+def test_room_before_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    space = ParkingSpace(tmp_path)
+    saved = SavedTensors(space)
+    room = BackwardRoom(RoomMaker(saved, OptimizerMemory(space, lambda: None)), saved)
+    model, data = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), torch.randn(256, 64)  # 64 KiB each
+    wanted = torch.autograd.grad(model(data).square().mean(), list(model.parameters()))
+
+    monkeypatch.setattr(backward_room, "in_use_and_limit", Memory(1 << 20, 8 << 20))
+    loss = model(data).square().mean()
+    assert room.make([loss], model.parameters()) == 0
+    # Two gradients of the two largest tensors, and a gradient of 16 KiB, in 128 KiB.
+    monkeypatch.setattr(backward_room, "in_use_and_limit", Memory(1 << 20, (1 << 20) + (1 << 17)))
+    parked = room.make([loss], model.parameters())
+    assert 1 << 17 <= parked <= 5 << 16
+    own = data.untyped_storage()._cdata  # which the test holds, so that nothing is won by parking it
+    oldest = [each for each in saved._places.values() if each.nbytes == 1 << 16 and each.key != own]
+    oldest.sort(key=lambda each: each.sequence)
+    assert len(oldest) == 8
+    assert [each.is_out for each in oldest] == sorted((each.is_out for each in oldest), reverse=True)
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    room.succeeded()
+    # A pass that begins with as little in use is not looked at again.
+    monkeypatch.setattr(backward_room, "in_use_and_limit", Memory((1 << 20) - parked, (1 << 20) + (1 << 17)))
+    monkeypatch.setattr(saved, "sizes", pytest.fail)
+    assert room.make([model(data).square().mean()], model.parameters()) == 0
 
 
 @pytest.fixture(autouse=True)
