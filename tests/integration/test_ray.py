@@ -12,7 +12,7 @@ from running import Finished, clean_environment, marked_line
 pytest.importorskip("ray.train")
 
 TRAINING = """
-import sys
+import os
 
 import ray
 import torch
@@ -42,7 +42,7 @@ def loop(config):
 def fit(loop, name, fails=False):
     trainer = TorchTrainer(
         loop, train_loop_config={"fails": fails}, scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=sys.path[0] + "/storage", name=name),
+        run_config=RunConfig(storage_path=os.getcwd() + "/storage", name=name),
     )
     return trainer.fit().metrics
 
