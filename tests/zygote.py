@@ -120,6 +120,7 @@ def serve() -> None:
 
     import torchmedic
     from torchmedic.observe.heap import growth_watch
+    from torchmedic.observe.numbers import late_norms
     from torchmedic.report.html import page
 
     for module in ("torch._dynamo", "torch.profiler._cupti_monitor"):  # the first optimizer, and the first of its steps
@@ -129,6 +130,7 @@ def serve() -> None:
         if not found.name.startswith((*_NOT_LOADED, "torchmedic.__main__")):
             importlib.import_module(found.name)
     growth_watch._EXTRA_SECONDS = growth_watch._EXTRA_SECONDS_IF_SUSPICIOUS = 10.0  # however slow the machine is
+    late_norms._FREE_SECONDS = 10.0
     templates = page._environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)  # compiled once, and not in every run that has a diagnosis

@@ -12,7 +12,7 @@ from running import Finished, clean_environment, marked_line
 pytest.importorskip("ray.train")
 
 TRAINING = """
-import sys
+import os
 
 import ray
 import torch
@@ -42,7 +42,7 @@ def loop(config):
 def fit(loop, name, fails=False):
     trainer = TorchTrainer(
         loop, train_loop_config={"fails": fails}, scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=sys.path[0] + "/storage", name=name),
+        run_config=RunConfig(storage_path=os.getcwd() + "/storage", name=name),
     )
     return trainer.fit().metrics
 
@@ -63,7 +63,7 @@ def test_a_healthy_run_is_untouched_and_a_failing_one_explained_once(tmp_path: P
     )
 
     said = finished.stdout + finished.stderr  # with the text of the workers, which Ray prints on the driver
-    assert "\nhealthy" in said, said
+    assert "healthy\n" in finished.stdout, said
     (healthy,) = (tmp_path / "storage/healthy/torchmedic").iterdir()
     assert Finished(0, "", "", healthy).report.diagnoses == ()
     (run,) = (tmp_path / "storage/fails/torchmedic").iterdir()  # one folder for both ranks

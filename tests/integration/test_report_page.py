@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hanging import KILL, run_all
 from running import run_script
 
 FAILING = """
@@ -43,6 +44,31 @@ def test_a_run_that_has_something_to_say_writes_a_page(tmp_path: Path) -> None:
     assert [loss["title"], norm["title"]] == ["Loss", "Gradient norm at the update"]
     assert loss["x"] == [0, 1, 2, 3, 4]  # the loss of step 5 is NaN
     assert loss["marks"] == [{"x": 5, "text": "TM201, step 5"}]
+
+
+HANGING = """
+import threading
+import torch
+from torch import nn
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+threading.Event().wait()
+"""
+
+
+def test_a_run_that_hangs_and_is_killed_shows_its_last_steps(tmp_path: Path) -> None:
+    finished = run_all(tmp_path, {"hang": HANGING}, *KILL)["hang"]
+    assert finished.returncode == 137, finished.stderr
+    text = (finished.run / "report.html").read_text()
+    block = json.loads(text.partition('id="torchmedic-data">')[2].partition("</script>")[0])
+    assert block["curves"][0]["x"] == list(range(20))
+    assert "SGD, learning" in text
 
 
 def test_cures_that_did_not_help_are_listed_with_what_happened(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class Agent:
         return box
 
     @contained("observe.course")
-    def _write_course(self) -> None:
+    def publish_course(self) -> None:
         """Write how the training went so far, for the report: the curves, and the settings once."""
         self.step.curves.flush()
         if self._folder is not None and not self._has_settings and self.clock.optimizer_count:
@@ -208,7 +208,7 @@ class Agent:
     def _explain(self, error: BaseException) -> None:
         self.open()
         self.clock.flush()
-        self._write_course()
+        self.publish_course()
         self.publish_collectives("raised")
         self.habits.stop()
         self.checkup.stop()
@@ -228,7 +228,7 @@ class Agent:
     @contained("observe.nonfinite")
     def publish(self, finding: Finding) -> None:
         """The bad number has reached the weights, or is about to."""
-        self._write_course()
+        self.publish_course()
         with self.examining():
             self.stages.publish(finding)
 
@@ -259,7 +259,7 @@ class Agent:
 
     @contained("observe.exit")
     def exiting(self) -> None:
-        self._write_course()
+        self.publish_course()
         if self.clock.box is not None:
             self.clock.flush()
             self.clock.box.mark_clean_exit()

@@ -148,6 +148,9 @@ class ProcessContext(StepContext, Protocol):
     def publish_collectives(self) -> None:
         """Write down which collectives this process has called."""
 
+    def publish_course(self) -> None:
+        """Write down how the training went so far, for the report."""
+
     def examining(self) -> AbstractContextManager[None]:
         """A pause of the hooks that the parent is told of."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from torchmedic.observe.device import async_devices
+from torchmedic.observe.numbers import late_norms
 from torchmedic.observe.numbers.finite_checks import CheckBudget, norm_of
 from torchmedic.observe.numbers.late_norms import LateNorms
 from torchmedic.observe.numbers.training_curves import TrainingCurves
@@ -152,6 +153,7 @@ def test_a_norm_of_a_late_device_is_a_point_of_the_step_it_was_begun_in(
 ) -> None:
     device = LateDevice()
     monkeypatch.setitem(async_devices.devices, "cpu", device)
+    monkeypatch.setattr(late_norms, "_FREE_SECONDS", 100.0)  # however slow the machine is
     (weights,) = optimizer.param_groups[0]["params"]
     curves, written, known = TrainingCurves(), Written(), Known()
     curves.write = written
@@ -172,6 +174,7 @@ def test_a_norm_of_a_late_device_is_a_point_of_the_step_it_was_begun_in(
 def test_norms_that_would_be_another_number_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     device = LateDevice()
     monkeypatch.setitem(async_devices.devices, "cpu", device)
+    monkeypatch.setattr(late_norms, "_FREE_SECONDS", 100.0)  # however slow the machine is
     for gradients, wanted in (
         ([torch.ones(2, dtype=torch.complex64)], 0),
         ([torch.full((4,), 6e4, dtype=torch.half), torch.full((4,), 6e4)], 1),

@@ -139,9 +139,11 @@ class Listener:
         seen = view.looked_at(self._agent, self._born, self.threads.ended())
         if not device.in_use():
             questions.write(run, seen)
+            self._agent.publish_course()  # the process may be about to be killed
             return
         # A driver that hangs may never answer: what is known by then is told first.
         questions.write(run, msgspec.structs.replace(seen, partial=True))
+        self._agent.publish_course()
         questions.write(run, msgspec.structs.replace(seen, **device.state(self._agent)))
 
 

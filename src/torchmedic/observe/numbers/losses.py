@@ -19,7 +19,7 @@ from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.late_losses import LateLosses, Read
 from torchmedic.observe.numbers.step_memory import StepMemory
-from torchmedic.source.objects.finite import is_finite
+from torchmedic.source.objects.finite import has_values, is_finite
 
 _MAX_ROOT_ELEMENTS = 4096  # of a loss that is looked at whole
 _TREND_STEPS = 100
@@ -100,6 +100,8 @@ class Losses:
         for root in roots:
             if not isinstance(root, torch.Tensor) or not root.is_floating_point():
                 continue
+            if type(root) is not _Tensor and not has_values(root):
+                continue
             size = root.numel()
             kind = "cpu" if root.is_cpu else root.device.type
             if kind in async_devices.devices:
@@ -124,6 +126,8 @@ class Losses:
         self.last = []
         for root in roots:
             if not isinstance(root, torch.Tensor) or root.numel() != 1 or not root.is_floating_point():
+                continue
+            if type(root) is not _Tensor and not has_values(root):
                 continue
             kind = "cpu" if root.is_cpu else root.device.type
             if kind in async_devices.devices:
