@@ -165,6 +165,16 @@ def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
     return still < patience and all(state is not None and state.fate == "running" for state in late)
 
 
+def is_raised_in_call(run: Path, diagnosis: Diagnosis) -> bool:
+    """Whether an exception came out of the last call of a rank, which waits for others, and not out of its own code."""
+    place = diagnosis.cause_location
+    logs = [log for folder in layout.process_folders(run) if (log := _log(folder)) is not None]
+    last = next((log.calls[-1] for log in logs if log.rank == diagnosis.rank and log.calls), None)
+    if place is None or last is None:
+        return last is not None
+    return any(frame.line == place.line and frame.file.endswith(place.file) for frame in last.frames)
+
+
 def is_broken(run: Path) -> bool:
     """Whether a rank of the job has been killed or has failed."""
     found = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]

@@ -264,7 +264,8 @@ def _kind(
         return "extra"
     if blocks and blocks[0][0] == "delete":
         return "missing"
-    if common[index] not in own and own[index] in common:
+    skipped = (common[index], own[index]) in itertools.pairwise(common[:index])  # as a rule theirs comes before its own
+    if skipped or (common[index] not in own and own[index] in common):
         return "missing"
     return "other"
 

@@ -6,6 +6,7 @@ way of the others.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -80,14 +81,12 @@ def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFra
     """The innermost frame of a call that depends on an `if` about the rank, else on any `if`; with that `if`.
 
     An `if` about the rank that leaves the function in front of the call decides too. Lines that the call of the other
-    ranks came through as well decide nothing.
+    ranks came through as well decide nothing, and neither do those further out.
     """
     common = set(other.site) if other is not None else set()
+    own = itertools.takewhile(lambda frame: (frame.file, frame.line) not in common, call.frames)
     found = [
-        (frame, branch)
-        for frame in call.frames
-        if (frame.file, frame.line) not in common
-        for branch in [*branches_around(frame.file, frame.line), *_early_exits(frame)]
+        (frame, branch) for frame in own for branch in [*branches_around(frame.file, frame.line), *_early_exits(frame)]
     ]
     return next((pair for pair in found if pair[1].by_rank), found[0] if found else None)
 
