@@ -6,7 +6,6 @@ way of the others.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -84,7 +83,10 @@ def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFra
     ranks came through as well decide nothing, and neither do those further out.
     """
     common = set(other.site) if other is not None else set()
-    own = itertools.takewhile(lambda frame: (frame.file, frame.line) not in common, call.frames)
+    is_own = [(frame.file, frame.line) not in common for frame in call.frames]
+    start = next((at for at, each in enumerate(is_own) if each), 0)  # inside of it, a function that both call
+    end = next((at for at in range(start, len(is_own)) if not is_own[at]), len(is_own))
+    own = call.frames[start:end]
     found = [
         (frame, branch) for frame in own for branch in [*branches_around(frame.file, frame.line), *_early_exits(frame)]
     ]
