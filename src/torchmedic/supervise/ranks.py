@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.detect.failures.death import fatal_signal, read_stacks
-from torchmedic.detect.ranks import alignment, culprit
+from torchmedic.detect.ranks import alignment, culprit, messages
 from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import ring
@@ -49,7 +49,7 @@ def read_job(run: Path, *, still: float = 0.0) -> Job | None:
         world_size=world,
         ranks=tuple(sorted(states, key=lambda state: state.rank)),
         difference=culprit.named(difference, states) if difference is not None else None,
-        unmatched=tuple(alignment.unmatched(logs)),
+        unmatched=tuple(messages.unmatched(logs)),
         step=max((state.updates for state in states), default=None),
         still=still,
     )
