@@ -8,7 +8,7 @@ import pytest
 from pages import check_failure, check_health, rank_scripts
 from rank_jobs import CASES as CASES_FOLDER
 from rank_jobs import Case, cases, complaint, run_hosts, run_ranks
-from running import Finished
+from running import Finished, marked_line
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -64,6 +64,36 @@ def test_ranks_that_differ_on_purpose_are_left_alone(tmp_path: Path, path: Path)
     assert finished.returncode == 0, finished.stderr
     assert _told(finished) == []
     assert "torchmedic" not in finished.stderr
+
+
+OWN_EXCEPTION = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    name = "bird" if dist.get_rank() == 1 and step == 3 else "cat"
+    weight = {"cat": 1.0}[name]  # <- cause
+    loss = model(torch.randn(4, 4)).square().mean() * weight
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_an_exception_of_the_script_is_no_difference_between_ranks(tmp_path: Path) -> None:
+    """Python's own traceback says all there is to say, so nothing is printed."""
+    finished = run_ranks(tmp_path, OWN_EXCEPTION, 2)
+    (found,) = finished.report.diagnoses
+    assert (found.code, found.rank, found.cause_location and found.cause_location.line) == (
+        "TM900",
+        1,
+        marked_line(OWN_EXCEPTION),
+    )
+    assert "error[" not in finished.stderr
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import clean_environment
+from running import clean_environment, run_script
 
 from torchmedic.runfolder import files
 
@@ -111,3 +111,24 @@ def test_a_fault_in_the_facts_of_a_rank_is_contained(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "well", outside=False, TORCHMEDIC_INJECT_FAULT="observe.rank_facts")
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "done", "done"])
     assert done.stderr.count("torchmedic: a fault of its own") == 2, done.stderr  # once per rank
+
+
+REFUSED = """
+import torch
+import torch.distributed as dist
+
+
+def wrap():
+    text = "NCCL error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+    raise dist.DistBackendError(text)  # as NCCL has it on a host with one GPU
+
+
+wrap()
+"""
+
+
+def test_the_refusal_of_a_gpu_that_two_ranks_use(tmp_path: Path) -> None:
+    """NCCL itself needs a card; what it says is raised here by the script."""
+    found = run_script(tmp_path, REFUSED).only
+    assert (found.code, found.grade) == ("TM720", "proven")
+    assert "ranks 0 and 1 use the same GPU" in found.message

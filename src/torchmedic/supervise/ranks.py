@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.detect.failures.death import fatal_signal, read_stacks
-from torchmedic.detect.ranks import alignment, culprit
+from torchmedic.detect.ranks import alignment, culprit, messages
 from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import ring
@@ -49,7 +49,7 @@ def read_job(run: Path, *, still: float = 0.0) -> Job | None:
         world_size=world,
         ranks=tuple(sorted(states, key=lambda state: state.rank)),
         difference=culprit.named(difference, states) if difference is not None else None,
-        unmatched=tuple(alignment.unmatched(logs)),
+        unmatched=tuple(messages.unmatched(logs)),
         step=max((state.updates for state in states), default=None),
         still=still,
     )
@@ -163,6 +163,16 @@ def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
     late = [job.of(each) for each in difference.culprits]
     patience = max(_VICTIM_LIMITS * limit, limit + _MIN_VICTIM_SECONDS)
     return still < patience and all(state is not None and state.fate == "running" for state in late)
+
+
+def is_raised_in_call(run: Path, diagnosis: Diagnosis) -> bool:
+    """Whether an exception came out of the last call of a rank, which waits for others, and not out of its own code."""
+    place = diagnosis.cause_location
+    logs = [log for folder in layout.process_folders(run) if (log := _log(folder)) is not None]
+    last = next((log.calls[-1] for log in logs if log.rank == diagnosis.rank and log.calls), None)
+    if place is None or last is None:
+        return last is not None
+    return any(frame.line == place.line and frame.file.endswith(place.file) for frame in last.frames)
 
 
 def is_broken(run: Path) -> bool:

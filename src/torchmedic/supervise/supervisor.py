@@ -201,9 +201,10 @@ class Supervisor:
         """What nobody could explain, and aborts of gloo, may come from ranks that went different ways: told once."""
         if not roots or not all(is_fallback(found) or found.name == _ABORTED for found in roots):
             return roots
-        found = ranks.verdict(self._run)
+        own = [found for found in roots if is_fallback(found) and not ranks.is_raised_in_call(self._run, found)]
+        found = ranks.verdict(self._run) if not own else None
         if found is None:
-            return roots
+            return own or roots
         told = any(job.same_finding(each) == job.same_finding(found) for each in self._diagnoses)
         return [found] if ranks.claim(self._run) and not told else []
 

@@ -33,8 +33,10 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    fine = all(bool(each.isfinite().all()) for each in model.parameters())
     dist.barrier()
     dist.destroy_process_group()
+    raise SystemExit(0 if fine else 1)
 
 
 main()

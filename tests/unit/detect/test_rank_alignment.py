@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchmedic.detect.ranks.alignment import first_difference, forward_without_backward, unmatched
+from torchmedic.detect.ranks.alignment import first_difference, forward_without_backward
+from torchmedic.detect.ranks.messages import unmatched
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, RankLog
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from torchmedic.diagnose.registry import is_silent
 from torchmedic.records import Diagnosis
 from torchmedic.records.stall import Stall
-from torchmedic.runfolder import questions
+from torchmedic.runfolder import files, questions
 from torchmedic.runfolder.stall import write_stall
 from torchmedic.settings import Settings
 from torchmedic.supervise import ranks
@@ -99,6 +100,10 @@ class Response:
             return  # it makes progress, or the diagnosis is known
         if diagnosis.severity == "note" and any(severity != "note" for _, severity in case.noted):
             return  # one diagnosis per case: the reason was already reported
+        if diagnosis.severity == "error" and diagnosis != self._job and self._is_told_by_others(stall.rank):
+            if self._wants == "kill":
+                self._kill(root)
+            return  # a rank that hangs at its end because another has failed
         case.noted.add((diagnosis.code, diagnosis.severity))
         if diagnosis.severity == "note":
             case.notes.append(diagnosis)
@@ -121,6 +126,11 @@ class Response:
         if diagnosis.name == _WAITS_FOR_RANKS:
             return True
         return diagnosis.name == _NOT_EXPLAINED and ranks.read_job(self._run) is not None
+
+    def _is_told_by_others(self, rank: int) -> bool:
+        """Whether the parent of another rank has told a cause, and not only that its rank waits."""
+        told = files.errors_of_others(self._run, rank) if self._rank is not None else []
+        return any(not is_silent(each) and each.name not in (_WAITS_FOR_RANKS, _NOT_EXPLAINED) for each in told)
 
     def _is_victim(self, stall: Stall) -> bool:
         return self._explained or ranks.is_victim(self._run, stall.rank, stall.still, stall.limit)

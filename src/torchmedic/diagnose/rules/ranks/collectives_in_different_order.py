@@ -16,7 +16,7 @@ from torchmedic.diagnose.rules.ranks._side_by_side import ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Diagnosis, StackFrame
 from torchmedic.records.ranks import Collective, Difference, Job
-from torchmedic.source.branches import callees_at, is_after_in_block
+from torchmedic.source.branches import callees_at, is_after_in_block, loops_around
 
 
 @rule("TM702", "collectives-in-different-order")
@@ -30,14 +30,17 @@ def check(job: Job) -> Diagnosis | None:
     who, others = ranks(difference.culprits), ranks(difference.others)
     draft = check.draft(
         job,
-        "proven" if difference.by != "nothing" else "likely",
+        "proven" if difference.by != "nothing" and _shared_loop(difference) is None else "likely",
         f"{who} called {words(call)} before {words(expected)}, {others} after it",
         f"{who} and {others} make the same two calls in a different order, so that neither of them can end",
     )
+    shared = _shared_loop(difference)
+    if shared is not None:
+        draft.at(line_location("cause", shared.file, shared.line, "this loop calls other functions first on each rank"))
     own, theirs = _parting(call, expected)
     draft.at(
-        line_location("cause", own.file, own.line, f"{who}: {words(call)} comes first here"),
-        line_location("origin", theirs.file, theirs.line, f"{others}: {words(expected)} comes first here"),
+        line_location("cause" if shared is None else "origin", own.file, own.line, f"{who}: {words(call)} first"),
+        line_location("origin", theirs.file, theirs.line, f"{others}: {words(expected)} first"),
     )
     show(draft, job, difference)
     draft.help("make the two calls in the same order on all ranks")
@@ -53,14 +56,31 @@ def _is_swapped(difference: Difference) -> bool:
         return False
     if (call.op, call.shapes, call.dtypes) == (expected.op, expected.shapes, expected.dtypes):
         return False
+    if _shared_loop(difference) is not None:
+        return True
     own, theirs = _parting(call, expected)
     return _comes_after(own, theirs, expected.op) and _comes_after(theirs, own, call.op)
 
 
 def _parting(call: Collective, expected: Collective) -> tuple[StackFrame, StackFrame]:
-    """The outermost frames at which the ways to two calls part."""
-    pairs = zip(reversed(call.frames), reversed(expected.frames), strict=False)
-    return next((pair for pair in pairs if pair[0] != pair[1]), (call.frames[0], expected.frames[0]))
+    """The outermost frames at which the ways to two calls part. The log keeps the innermost frames of each."""
+    shared = next((frame for frame in call.frames if frame in expected.frames), None)
+    if shared is None:
+        return call.frames[-1], expected.frames[-1]
+    own, theirs = call.frames.index(shared), expected.frames.index(shared)
+    return call.frames[max(0, own - 1)], expected.frames[max(0, theirs - 1)]
+
+
+def _shared_loop(difference: Difference) -> StackFrame | None:
+    """The line of a loop that called one function on some ranks and another on the others: a list of callbacks."""
+    call, expected = difference.call, difference.expected
+    if difference.kind != "other" or call is None or expected is None:
+        return None
+    shared = next((frame for frame in call.frames if frame in expected.frames), None)
+    own, theirs = _parting(call, expected)
+    if shared is None or own.function == theirs.function or shared in (own, theirs):
+        return None
+    return shared if loops_around(shared.file, shared.line) else None
 
 
 def _comes_after(first: StackFrame, second: StackFrame, op: str) -> bool:

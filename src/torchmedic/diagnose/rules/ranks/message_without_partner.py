@@ -12,7 +12,7 @@ from one value that all stages share.
 
 from __future__ import annotations
 
-from torchmedic.detect.ranks.alignment import usual_answer
+from torchmedic.detect.ranks.messages import usual_answer
 from torchmedic.diagnose.rule import rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
 from torchmedic.diagnose.words.death import line_location

@@ -4,7 +4,7 @@ What: with its default settings, DistributedDataParallel expects every parameter
 Some did not, so the averaging of the step was never finished, and the next forward fails.
 
 Why: a layer that only some steps use (a branch in `forward`), an output that the loss leaves out, a layer that is built
-and never called.
+and never called, parameters that are frozen after the model was wrapped.
 
 Cure: pass `find_unused_parameters=True` (it costs a walk over the graph per step), let every output take part in the
 loss, freeze the parameters that are not trained, or remove the layer.
@@ -24,11 +24,13 @@ from torchmedic.diagnose.rule import rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.replay.step.lone_rank import CannotStandIn, two_steps
+from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.source.branches import branches_around
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import built_at, class_node
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -41,13 +43,12 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     wrapper = _wrapper(evidence)
     if wrapper is None or not evidence.says(_UNFINISHED):
         return None
-    found = _INDICES.search(evidence.message)
-    trained = [(name, each) for name, each in wrapper.module.named_parameters() if each.requires_grad]
-    indices = [int(word) for word in found[1].split()] if found is not None else []
-    names = [trained[index][0] for index in indices if index < len(trained)]
+    missing = _without_gradient(evidence, wrapper)
+    names = list(missing)
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     what = ", ".join(f"`{layer}`" for layer in layers[:_MAX_NAMED]) or "some parameters"
-    place_, why = _skipped(wrapper.module, layers, evidence)
+    is_frozen = bool(missing) and not any(each.requires_grad for each in missing.values())
+    place_, why = _freezing(evidence) if is_frozen else _skipped(wrapper.module, layers, evidence)
     draft = check.draft(
         evidence,
         "proven" if names else "likely",
@@ -60,25 +61,67 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if names:
         draft.because(f"no gradient: {', '.join(f'`{name}`' for name in names[:_MAX_NAMED])}")
     draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}")
-    draft.treat(_find_unused(evidence, wrapper))
-    draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
+    draft.treat(*_treatments(evidence, wrapper, is_frozen=is_frozen))
+    if not is_frozen:
+        draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
     return draft.done()
 
 
-def _find_unused(evidence: RaisedEvidence, wrapper: Any) -> Treatment:
-    """The setting, tried on the failing step: without it the step must fail as the job did, with it it must pass."""
+def _without_gradient(evidence: RaisedEvidence, wrapper: Any) -> dict[str, torch.nn.Parameter]:
+    """The parameters that torch names by number: it counts those that were trained when the model was wrapped."""
+    found = _INDICES.search(evidence.message)
+    known = list(wrapper.module.named_parameters())
+    trained = [pair for pair in known if pair[1].requires_grad]
+    count = wrapper.logger._get_ddp_logging_data().ints_map.get("num_parameter_tensors", len(trained))
+    counted = next((each for each in (trained, known) if len(each) == count), [])
+    indices = [int(word) for word in found[1].split()] if found is not None else []
+    return dict(counted[index] for index in indices if index < len(counted))
+
+
+def _freezing(evidence: RaisedEvidence) -> tuple[Location | None, str]:
+    """The only line of the user's files that freezes parameters."""
+    files = dict.fromkeys(frame.file for frame in evidence.frames if frame.is_user)
+    found = [(file, node) for file in files for node in nodes_in(syntax_tree(file)) if _freezes(node)]
+    place_ = None
+    if len(found) == 1:
+        place_ = node_location("cause", *found[0], "frozen here, after the model was wrapped")
+    return place_, "they were frozen after the model was wrapped, and DistributedDataParallel still counts them"
+
+
+def _freezes(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and callee(node) == "requires_grad_":
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+        given = [node.value] if node.targets[0].attr == "requires_grad" else []
+    else:
+        return False
+    return any(isinstance(value, ast.Constant) and value.value is False for value in given)
+
+
+def _treatments(evidence: RaisedEvidence, wrapper: Any, *, is_frozen: bool) -> list[Treatment]:
+    """What helps, tried on the failing step: it must fail as the job did without the cure, and pass with it.
+
+    A wrapper that is made now does not count frozen parameters: that the step passes in it is a cure by itself.
+    """
     advice = Treatment(title="pass `find_unused_parameters=True` to DistributedDataParallel", safety="safe")
+    again = Treatment(title="freeze the parameters before the model is wrapped, or wrap it anew")
+    wanted = [again, advice] if is_frozen else [advice]
     try:
         runner = evidence.step_through_backward().runner
-        before = two_steps(runner, wrapper)
-        if before.error is None or _UNFINISHED not in str(before.error):
-            return advice  # this step uses all parameters; the one before it did not
-        after = two_steps(runner, wrapper, find_unused_parameters=True)
+        plain = two_steps(runner, wrapper)
+        if is_frozen:
+            return [_proven(again, plain), advice]
+        if plain.error is None or _UNFINISHED not in str(plain.error):
+            return wanted  # this step uses all parameters; the one before it did not
+        return [_proven(advice, two_steps(runner, wrapper, find_unused_parameters=True))]
     except (CannotCut, CannotStandIn):
+        return wanted
+
+
+def _proven(advice: Treatment, played: ReplayResult) -> Treatment:
+    if not passes(played):
         return advice
-    if not passes(after):
-        return advice
-    result = f"two steps in a row, in a group of this rank alone: {describe(after)}"
+    result = f"two steps in a row, in a group of this rank alone: {describe(played)}"
     return msgspec.structs.replace(advice, proven=True, result=result)
 
 
