@@ -73,6 +73,9 @@ a_card(0, lambda *given: fail(
     "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
     "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"))
 """,
+    "build for CUDA without a driver": """
+a_card(0, lambda *given: fail("CUDA error: CUDA driver version is insufficient for CUDA runtime version", 35))
+""",
     "updated driver": """
 a_card(0, lambda *given: fail(
     "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that "

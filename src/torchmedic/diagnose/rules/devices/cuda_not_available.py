@@ -47,9 +47,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None  # of an object of the user's
     fault = device_fault_of(evidence.error)
     setup = read_setup()
-    if fault is not None and fault.kind != "not_available":
-        if fault.kind != "insufficient_driver" or not setup.lacks_driver:
-            return None
+    lacks_driver = fault is not None and fault.code == 35 and setup.lacks_driver
+    if fault is not None and fault.kind != "not_available" and not lacks_driver:
+        return None
     if fault is None and (setup.build is not None or not _OF_CUDA.search(_said(evidence.message))):
         return None
     reason = _reason(setup)

@@ -29,7 +29,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if fault is None or fault.kind != "insufficient_driver" or not (evidence.is_torchs or evidence.from_loader):
         return None
     setup = read_setup()
-    if setup.lacks_driver:
+    if fault.code == 35 and setup.lacks_driver:
         return None
     grade, message, advice = _told(fault, setup, evidence.message)
     draft = check.draft(evidence, grade, message, fault.words)
