@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from torchmedic.observe.numbers.state_copies import take_copy
+from torchmedic.replay.trajectory.course import difference_of
 from torchmedic.replay.trajectory.reduction import reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
 
@@ -128,3 +129,12 @@ def test_the_momentum_of_then() -> None:
             update(optimizer, [(weight, torch.ones(2))], [1.0], {}, momenta=({"momentum": 0.5},))
         assert weight.tolist() == [-1.5, -1.5]
     assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+def test_a_recorded_loss_that_a_scaler_has_multiplied() -> None:
+    assert difference_of(0.983279, 64440.2, is_scaled=True) < 1e-5
+    assert difference_of(0.983279, 64440.2, is_scaled=False) > 0.9
+    assert difference_of(0.9, 64440.2, is_scaled=True) > 0.05
+    assert difference_of(float("nan"), float("inf"), is_scaled=True) == 0
+    assert difference_of(1.0, float("nan"), is_scaled=True) == float("inf")
+    assert difference_of(0.0, 5.0, is_scaled=True) == 1

@@ -88,7 +88,10 @@ class Trajectory:
         finite = [pair for pair in pairs if math.isfinite(pair[1])]
         end = next((position for position, loss in enumerate(recorded) if not math.isfinite(loss)), len(recorded))
         is_whole = len(finite) > 0 and len(course.losses) >= end
-        return is_whole and all(_difference(now, then) <= _SAME for now, then in pairs)
+        return is_whole and all(self._difference(now, then) <= _SAME for now, then in pairs)
+
+    def _difference(self, now: float, then: float | None) -> float:
+        return difference_of(now, then, is_scaled=self._agent.finite.losses.are_scaled_late)
 
     def positions(self, losses: Sequence[float]) -> list[int]:
         """The steps of the backward call whose loss has gone wrong."""
@@ -187,7 +190,7 @@ class Trajectory:
             if not way(unit, previous):
                 continue
             step = self._step(unit, change)
-            difference = _difference(step[0], unit.call.loss)
+            difference = self._difference(step[0], unit.call.loss)
             if difference <= _EQUAL:
                 return step
             found.append((difference, way, step))
@@ -278,9 +281,17 @@ def _are_finite(gradients: Gradients) -> bool:
     return all(bool(torch.isfinite(values_of(gradient)).all()) for _, gradient in gradients)
 
 
-def _difference(one: float, other: float | None) -> float:
-    """The relative difference of two losses; 0 where neither is finite, or the second is not known."""
-    if other is None or (not math.isfinite(one) and not math.isfinite(other)):
+def difference_of(now: float, then: float | None, *, is_scaled: bool) -> float:
+    """The relative difference of a loss from the recorded one; 0 where neither is finite, or nothing was recorded.
+
+    Args:
+        now: The loss of a replay, which leaves the factor of a GradScaler out.
+        then: The loss that was recorded.
+        is_scaled: Whether the factor, a power of two, is in what was recorded.
+    """
+    if then is None or (not math.isfinite(now) and not math.isfinite(then)):
         return 0.0
-    difference = abs(one - other) / max(abs(one), abs(other), 1e-12)
+    if is_scaled and math.isfinite(now) and math.isfinite(then) and now * then > 0:
+        then /= 2.0 ** round(math.log2(then / now))
+    difference = abs(now - then) / max(abs(now), abs(then), 1e-12)
     return difference if math.isfinite(difference) else math.inf
