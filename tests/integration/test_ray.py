@@ -64,9 +64,9 @@ def test_a_healthy_run_is_untouched_and_a_failing_one_explained_once(tmp_path: P
 
     said = finished.stdout + finished.stderr  # with the text of the workers, which Ray prints on the driver
     assert "healthy\n" in finished.stdout, said
-    (healthy,) = (tmp_path / "storage/healthy/torchmedic").iterdir()
+    (healthy,) = (tmp_path / "storage/healthy/torchmedic").glob("*-ray")
     assert Finished(0, "", "", healthy).report.diagnoses == ()
-    (run,) = (tmp_path / "storage/fails/torchmedic").iterdir()  # one folder for both ranks
+    (run,) = (tmp_path / "storage/fails/torchmedic").glob("*-ray")  # one folder for both ranks
     diagnosis = Finished(finished.returncode, finished.stdout, finished.stderr, run).only
     assert diagnosis.code == "TM102"
     assert diagnosis.cause_location is not None
