@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.lone_rank import CannotStandIn, two_steps
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.source.branches import branches_around
@@ -37,7 +37,7 @@ _MAX_NAMED = 6  # parameters
 
 
 @rule("TM706", "parameters-without-gradient")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     wrapper = _wrapper(evidence)
     if wrapper is None or not evidence.says(_UNFINISHED):
         return None
@@ -61,8 +61,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.because(f"no gradient: {', '.join(f'`{name}`' for name in names[:_MAX_NAMED])}")
     draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}")
     draft.treat(_find_unused(evidence, wrapper))
-    draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
-    return draft.done()
+    return draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
 
 
 def _find_unused(evidence: RaisedEvidence, wrapper: Any) -> Treatment:
