@@ -13,7 +13,7 @@ import torch
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Grade, Location, Treatment
+from torchmedic.records import Grade, Location, Treatment
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Op
 from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.optimizers import built_at, rate_set_at
@@ -43,15 +43,14 @@ def begin(
     return rule.draft(evidence, grade, f"{message}: the loss went {course_text(divergence)}", cause)
 
 
-def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
+def finish(draft: Draft, evidence: NumbersEvidence) -> Draft:
     """Add where the number was noticed. The overflowing line is no cause."""
     spot = evidence.spot
     if spot is not None and evidence.incident.quantity != "growth":
         draft.at(spot.location("surfaced", "a value overflowed here at last"))
     if evidence.noticed is not None:
         draft.at(evidence.noticed.location("surfaced", "noticed here"))
-    draft.because(evidence.complaint)
-    return draft.done()
+    return draft.because(evidence.complaint)
 
 
 def course_text(divergence: Divergence) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Grade, Location
+from torchmedic.records import Grade, Location
 from torchmedic.replay.trace.microscope import Leaf, Op, Spot, Value
 from torchmedic.replay.trace.values import number
 from torchmedic.source.user_code import relative
@@ -88,7 +88,7 @@ def victim(evidence: NumbersEvidence) -> str:
     return "the gradients " + ("NaN" if is_nan else "infinite")
 
 
-def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
+def finish(draft: Draft, evidence: NumbersEvidence) -> Draft:
     """The notes that every diagnosis on numbers ends with."""
     incident = evidence.incident
     if not evidence.loss_is_bad and incident.loss is not None and math.isfinite(incident.loss):
@@ -103,7 +103,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Diagnosis:
     draft.because(noticed(evidence))
     if evidence.complaint and evidence.noticed is not None:
         draft.at(evidence.noticed.location("surfaced", "noticed here"))
-    return draft.done()
+    return draft
 
 
 def noticed_at(evidence: NumbersEvidence) -> str:

@@ -25,10 +25,9 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 
 Outside = Callable[[torch.Tensor], torch.Tensor]
@@ -74,7 +73,7 @@ _DOMAINS = {
 
 
 @rule("TM207", "argument-outside-domain")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None

@@ -11,16 +11,15 @@ Cure: find the first bad value in a step without the scaler; bfloat16 needs no s
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.values import number
 
 
 @rule("TM224", "collapsed-loss-scale")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     incident, watch = evidence.incident, evidence.agent.finite
     scaling = _is_scaling(evidence)
     if incident.quantity != "scale" or (evidence.births and not scaling):
@@ -40,8 +39,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft.help(
         "let `scaler.update()` choose the scale" if scaling else "run this step without GradScaler, or in bfloat16"
     )
-    draft.because(noticed(evidence))
-    return draft.done()
+    return draft.because(noticed(evidence))
 
 
 def _is_scaling(evidence: NumbersEvidence) -> bool:

@@ -17,11 +17,11 @@ import math
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import described, noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.preparation import line_in_preparation
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Leaf, storage_of
 from torchmedic.replay.trace.values import number
@@ -38,7 +38,7 @@ _WRITERS = frozenset(
 
 
 @rule("TM221", "damaged-weights")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     leaf = evidence.birth.leaf if evidence.birth is not None else None
     if leaf is None:
         return None
@@ -77,8 +77,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
             "the steps before, as far as they were kept, did not when they were replayed"
         )
     draft.help("check the code that writes to it before this step: initialisation, a checkpoint, changes of `.data`")
-    draft.because(noticed(evidence))
-    return draft.done()
+    return draft.because(noticed(evidence))
 
 
 def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Location | None, bool]:

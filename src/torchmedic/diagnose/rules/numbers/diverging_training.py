@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth, grown_weights, growth, rate_location
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.values import number
 
 
 @rule("TM222", "diverging-training")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     incident = evidence.incident
     found = growth(evidence) if incident.quantity != "growth" else None
     grown = grown_weights(evidence) if found is None else None
@@ -54,8 +53,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     if rates:
         draft.help(f"lower the learning rate (it is {rate}), or warm it up", safety="changes-training")
     draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
-    draft.because(noticed(evidence))
-    return draft.done()
+    return draft.because(noticed(evidence))
 
 
 def _described(found: LossGrowth | None, grown: WeightGrowth | None) -> tuple[str, str]:

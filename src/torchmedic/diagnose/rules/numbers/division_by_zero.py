@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.cures.numbers import divisor_cures, first_that_passes
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import (
     begin,
     described,
@@ -28,7 +28,6 @@ from torchmedic.diagnose.rules.numbers._wording import (
     why_zero,
 )
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 
 # The position of the divisor among the arguments.
@@ -48,7 +47,7 @@ _DIVISOR = {
 
 
 @rule("TM201", "division-by-zero")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None:
         return None
@@ -106,7 +105,7 @@ def _formula(op: Op, captured: Captured, zeros: torch.Tensor) -> str:
     return "0 / 0" if bool(nothing.all()) else "x / 0"
 
 
-def _in_backward(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis | None:
+def _in_backward(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft | None:
     """The gradient of a division divides by the divisor once more."""
     forward = evidence.forward_op
     if forward is None or forward is op or forward.kind not in ("div", "true_divide", "divide", "reciprocal", "rsqrt"):

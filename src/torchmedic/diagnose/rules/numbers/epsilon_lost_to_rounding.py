@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, first_that_passes
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._expressions import spot_of
 from torchmedic.diagnose.rules.numbers._wording import begin, finish
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Op, Value
 
@@ -42,7 +41,7 @@ class Lost(NamedTuple):
 
 
 @rule("TM206", "epsilon-lost-to-rounding")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     forward = evidence.forward_op
     if forward is None or forward.derived or forward.kind not in _OPERAND:
         return None

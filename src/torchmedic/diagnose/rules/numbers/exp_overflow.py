@@ -26,19 +26,18 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._expressions import enclosing, only_use
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite, share
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Spot
 
 _EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh")
 
 
 @rule("TM204", "exp-overflow")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived or op.kind not in _EXPONENTIALS or is_diverging(evidence):
         return None

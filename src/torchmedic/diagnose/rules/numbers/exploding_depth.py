@@ -17,11 +17,11 @@ import msgspec
 import torch
 from torch import nn
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import growths_at_start
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.trace.values import number
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import built_at
@@ -33,7 +33,7 @@ _WRITERS = ("normal_", "uniform_", "fill_", "constant_", "orthogonal_", "trunc_n
 
 
 @rule("TM233", "exploding-depth")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     grown, is_start = growths_at_start(evidence)
     found = next(
         (each for each in grown if not each.is_recurrence and not each.is_gradient and each.factor >= _MIN_FACTOR), None
@@ -55,8 +55,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         f"the weights of such a layer deviate by {deviation:.3g}; for {fan_in} inputs {fan_in**-0.5:.3g} keeps the size"
     )
     draft.help("initialise the layers for their width (nn.init.kaiming_normal_), or normalise between them")
-    draft.because(noticed(evidence))
-    return draft.done()
+    return draft.because(noticed(evidence))
 
 
 def _made_at(evidence: NumbersEvidence, weight: torch.Tensor, label: str) -> Location | None:

@@ -11,11 +11,10 @@ weights, clip the gradients, or use shorter sequences.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import growths_at_start
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.values import number
 from torchmedic.source.assignments import names_written, read_first
@@ -25,7 +24,7 @@ _MIN_TURNS = 6
 
 
 @rule("TM232", "exploding-recurrence")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     grown, is_start = growths_at_start(evidence)
     found = next((each for each in grown if each.is_recurrence and each.turns >= _MIN_TURNS), None)
     if found is None:
@@ -48,8 +47,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     draft.help("bound the state in every turn (tanh, normalisation, a gated cell), or begin with smaller weights")
     if found.is_gradient:
         draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
-    draft.because(noticed(evidence))
-    return draft.done()
+    return draft.because(noticed(evidence))
 
 
 def _closes_loop(spot: Spot) -> bool:

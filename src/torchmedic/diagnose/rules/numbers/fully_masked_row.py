@@ -18,11 +18,10 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, first_that_passes
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._expressions import spot_of
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, rows
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Leaf, Op
 
@@ -30,7 +29,7 @@ _SOFTMAXES = frozenset("softmax log_softmax safe_softmax logsumexp softmax_backw
 
 
 @rule("TM208", "fully-masked-row")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     birth = evidence.birth
     if birth is None or evidence.scope is None:
         return None
@@ -82,7 +81,7 @@ def _meant_as_mask(evidence: NumbersEvidence, op: Op | None) -> bool:
     )
 
 
-def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torch.Tensor) -> Diagnosis:
+def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torch.Tensor) -> Draft:
     scores = values.argument(0)
     width = scores.numel() // max(1, masked.numel())
     hit = int(masked.sum().item())

@@ -25,11 +25,10 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._slopes import singular
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share, why_zero
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Op
 
 _AWAY = {
@@ -48,7 +47,7 @@ _DECOMPOSITIONS = frozenset("linalg_eigh linalg_eig linalg_svd linalg_qr linalg_
 
 
 @rule("TM203", "gradient-at-singularity")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, forward = evidence.op, evidence.forward_op
     if op is None or forward is None or not op.derived or forward.derived:
         return None
@@ -99,7 +98,7 @@ def _cures(evidence: NumbersEvidence, forward: Op) -> Iterator[Cure]:
         yield Cure(title, written(with_operand(node, argument, fill(way, A=argument)), node), spot)
 
 
-def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Diagnosis | None:
+def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Draft | None:
     """The gradient of eigenvectors divides by the differences of eigenvalues."""
     values = evidence.replay_with_values(forward)
     spectra = [tensor for tensor in values.outputs if tensor.dim() and tensor.is_floating_point()] if values else []

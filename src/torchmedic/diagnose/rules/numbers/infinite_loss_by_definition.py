@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, first_that_passes, operand_of
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Treatment
+from torchmedic.records import Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.bad_value_origins import is_deliberate
 from torchmedic.replay.trace.microscope import Captured, Op
@@ -31,7 +31,7 @@ _CTC = frozenset("ctc_loss cudnn_ctc_loss".split())
 
 
 @rule("TM212", "infinite-loss-by-definition")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     birth, op = evidence.birth, evidence.op
     if birth is None:
         return None
@@ -43,7 +43,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     return None
 
 
-def _of_ctc(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
+def _of_ctc(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
     losses = captured.outputs[0]
     inputs, targets = captured.argument(2), captured.argument(3)
     bad = not_finite(losses)
@@ -124,7 +124,7 @@ def _module_cure(evidence: NumbersEvidence) -> Treatment | None:
     return Treatment(title=title, proven=True, result=describe(played))
 
 
-def _of_mask(evidence: NumbersEvidence) -> Diagnosis | None:
+def _of_mask(evidence: NumbersEvidence) -> Draft | None:
     """An infinity that was written on purpose is counted in the loss."""
     scope, birth = evidence.scope, evidence.birth
     assert scope is not None

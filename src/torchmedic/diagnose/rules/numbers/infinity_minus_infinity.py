@@ -17,10 +17,10 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, written
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.trace.microscope import Captured, Leaf, Op
 
 _SUMS = frozenset("add sub rsub sum mean cumsum logcumsumexp diff logaddexp addmm baddbmm var std".split())
@@ -28,7 +28,7 @@ _PRODUCTS = frozenset("mul mm bmm matmul addcmul dot mv addmv linear prod".split
 
 
 @rule("TM210", "infinity-minus-infinity")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or evidence.birth is None or evidence.birth.kind != "nan":
         return None

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, rate_location, rates_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Grade
+from torchmedic.records import Grade
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.optimizers import value_written_at
@@ -32,7 +32,7 @@ Tried = list[tuple[float, Course]]  # factors of the rate, and their courses
 
 
 @rule("TM230", "learning-rate-too-high")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     if divergence is None or divergence.is_falling or evidence.incident.quantity == "rate":
         return None
@@ -88,7 +88,7 @@ def _first_that_turns(divergence: Divergence, only: Any, group: int | None = Non
     return None
 
 
-def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: Tried) -> Diagnosis | None:
+def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: Tried) -> Draft | None:
     """The loop updates its weights itself: the rate is not known, but how many times it is too high."""
     divisor = round(1 / tried[-1][0])
     outcome = divergence.outcome(tried[-1][1])

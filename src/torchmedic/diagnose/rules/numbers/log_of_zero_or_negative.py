@@ -26,10 +26,9 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share, why_zero
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Op, Spot
 
@@ -40,7 +39,7 @@ _ARGUMENT |= {"special_xlog1py": (1, -1.0), "special_entr": (0, 0.0)}
 
 
 @rule("TM202", "log-of-zero-or-negative")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None
@@ -83,7 +82,7 @@ def _why_negative(evidence: NumbersEvidence, wrong: torch.Tensor) -> object:
     return why
 
 
-def _of_determinant(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
+def _of_determinant(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
     matrix = captured.argument(0)
     draft = begin(
         check,

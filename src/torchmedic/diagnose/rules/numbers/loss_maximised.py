@@ -15,19 +15,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.numbers.state_copies import parameters_of
-from torchmedic.records import Diagnosis, Grade, Location, Treatment
+from torchmedic.records import Grade, Location, Treatment
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.optimizers import built_at
 
 
 @rule("TM236", "loss-maximised")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     if divergence is None:
         return None
@@ -51,7 +51,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     return finish(draft, evidence)
 
 
-def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course | None) -> Diagnosis | None:
+def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course | None) -> Draft | None:
     """A loss that runs away downwards: whether it is an error with the wrong sign."""
     divergence.first_step()  # reads the graph of the loss
     sign, is_error, op = divergence.trajectory.sign

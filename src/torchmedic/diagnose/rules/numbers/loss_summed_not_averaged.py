@@ -10,17 +10,16 @@ Cure: take the mean: `loss.mean()`, `reduction="mean"`; in a loop that adds up l
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trajectory.change import Change
 
 _MIN_ELEMENTS = 8
 
 
 @rule("TM231", "loss-summed-not-averaged")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     if divergence is None or not is_ordinary_rate(divergence):
         return None

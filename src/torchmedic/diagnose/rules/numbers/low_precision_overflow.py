@@ -19,13 +19,12 @@ import torch
 
 from torchmedic.diagnose.cures.edits import statement_at, whole
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, with_operand
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._expressions import same_place, spot_of
 from torchmedic.diagnose.rules.numbers._slopes import in_float32
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 from torchmedic.replay.trace.values import number
 from torchmedic.source.syntax import syntax_tree
@@ -34,7 +33,7 @@ _LOW = (torch.float16, torch.bfloat16)
 
 
 @rule("TM205", "low-precision-overflow")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or not captured.outputs or is_diverging(evidence):
         return None

@@ -16,17 +16,16 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, operand_of, written
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, origin
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 
 _NLL = frozenset("nll_loss_forward nll_loss2d_forward nll_loss_nd".split())
 
 
 @rule("TM211", "mean-of-nothing")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None
@@ -55,7 +54,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
 _SELECTING = frozenset("index masked_select index_select gather nonzero slice".split())
 
 
-def _ignored(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
+def _ignored(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
     scores, labels = captured.argument(0), captured.argument(1)
     weight, ignored = captured.argument(2), captured.argument(4)
     if not isinstance(labels, torch.Tensor):
@@ -75,7 +74,7 @@ def _ignored(evidence: NumbersEvidence, captured: Captured) -> Diagnosis | None:
     return finish(draft, evidence)
 
 
-def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis | None:
+def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft | None:
     found = expression(evidence)
     if op.kind != "div" or found is None or operand_of(found[0], "nanmean") is None:
         return None

@@ -26,10 +26,9 @@ from torchmedic.diagnose.cures.numbers import (
     with_operand,
     written,
 )
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Op
 
@@ -41,7 +40,7 @@ _FURTHER = 6
 
 
 @rule("TM223", "nan-hidden-by-where")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     birth, op, forward = evidence.birth, evidence.op, evidence.forward_op
     if birth is None or op is None or forward is None or evidence.loss_is_bad or forward.derived:
         return None

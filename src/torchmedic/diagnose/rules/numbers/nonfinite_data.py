@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
 from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.preparation import line_in_collate, line_in_preparation
-from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.microscope import Leaf
 from torchmedic.source.live_frames import place
@@ -31,7 +31,7 @@ from torchmedic.source.user_code import relative
 
 
 @rule("TM220", "nonfinite-data")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     leaf = evidence.birth.leaf if evidence.birth is not None else None
     if leaf is None or evidence.scope is None:
         return None
@@ -64,8 +64,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         draft.because(f"dataset item {item}{read}, fetched again, is not finite")
     draft.treat(_without(evidence, leaf, bad, kind))
     draft.help("drop or repair such items, or the step of the preparation that makes them")
-    draft.because(noticed(evidence))
-    return draft.done()
+    return draft.because(noticed(evidence))
 
 
 def _counted(tensor: torch.Tensor, bad: torch.Tensor) -> str:

@@ -15,18 +15,17 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._slopes import in_double
 from torchmedic.diagnose.rules.numbers._wording import begin, cause_location, described, finish, not_finite, victim
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 from torchmedic.replay.trace.values import number
 
 
 @rule("TM299", "nonfinite-operation")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None:
         return _without_origin(evidence)
@@ -81,7 +80,7 @@ def _finite_in(op: Op, captured: Captured, name: str) -> tuple[str, str, str]:
     return f"`{name}`", f"`{name}` turned finite numbers into {kind}", f"{name} is {kind} here"
 
 
-def _without_origin(evidence: NumbersEvidence) -> Diagnosis:
+def _without_origin(evidence: NumbersEvidence) -> Draft:
     """A leaf that no rule knows, or no replay."""
     leaf = evidence.birth.leaf if evidence.birth is not None else None
     if leaf is not None:

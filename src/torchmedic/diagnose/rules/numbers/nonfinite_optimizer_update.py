@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Role
+from torchmedic.records import Role
 from torchmedic.replay.trace.values import number
 from torchmedic.source.lookup.optimizers import built_at, rate_set_at
 
@@ -32,7 +32,7 @@ class Reason(NamedTuple):
 
 
 @rule("TM298", "nonfinite-optimizer-update")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     incident = evidence.incident
     optimizer = incident.stepping
     if optimizer is None:
@@ -67,8 +67,9 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
         if damaged.grad is not None
         else "",
     )
-    draft.help(reason.help if reason else "look at the learning rate, the weight decay and the eps of the optimizer")
-    return draft.done()
+    return draft.help(
+        reason.help if reason else "look at the learning rate, the weight decay and the eps of the optimizer"
+    )
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -111,7 +112,7 @@ def _overflows(rate: float, damaged: torch.Tensor) -> bool:
     return rate * float(damaged.grad.detach().double().abs().max().item()) > limit / 4
 
 
-def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Diagnosis:
+def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Draft:
     incident = evidence.incident
     rate = next(
         group["lr"]
@@ -131,5 +132,4 @@ def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Diagnosis:
         draft.at(evidence.noticed.location("surfaced" if made is not None else "cause", "noticed before this update"))
     losses = [loss for loss in incident.losses if math.isfinite(loss)]
     draft.because(f"the loss was finite until now: {number(losses[-1])}" if losses else "")
-    draft.help("correct the schedule: a division by zero, a logarithm or a power of the step number")
-    return draft.done()
+    return draft.help("correct the schedule: a division by zero, a logarithm or a power of the step number")

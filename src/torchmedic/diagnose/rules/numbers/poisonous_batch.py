@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish
 from torchmedic.evidence.dataset_item import fetch_again
 from torchmedic.evidence.divergence import Divergence
@@ -26,7 +26,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.step_data import made_at
 from torchmedic.observe.step.batches import items_of
 from torchmedic.observe.step.tensors import tensors_in
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.live_frames import node_location, place
@@ -40,7 +40,7 @@ _LINE_FACTOR = 3.0  # a variable with values that are so many times smaller is n
 
 
 @rule("TM235", "poisonous-batch")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     position = _outlier(divergence) if divergence is not None else None
     if divergence is None or position is None or divergence.is_falling:

@@ -19,11 +19,10 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, first_that_passes, operand_of
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._expressions import enclosing
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trace.microscope import Captured, Op
 
 _STATISTICS = ("std", "var", "std_mean", "var_mean")
@@ -32,7 +31,7 @@ _NORMALISATIONS |= frozenset("native_batch_norm_legit cudnn_batch_norm fused_rms
 
 
 @rule("TM209", "statistics-of-one-element")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None
@@ -53,7 +52,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     return _diagnosis(evidence, op.kind, count, f"{list(operand.shape)}{along}")
 
 
-def _of_constant(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagnosis | None:
+def _of_constant(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft | None:
     """A normalisation divides by a standard deviation; of equal values that is 0, and `eps` is there for that."""
     operand = captured.argument(0)
     eps = [part for part in (*captured.args, *captured.kwargs.values()) if isinstance(part, float)]
@@ -74,7 +73,7 @@ def _of_constant(evidence: NumbersEvidence, op: Op, captured: Captured) -> Diagn
     return finish(draft, evidence)
 
 
-def _covariance(evidence: NumbersEvidence) -> Diagnosis | None:
+def _covariance(evidence: NumbersEvidence) -> Draft | None:
     """`torch.cov` and `torch.corrcoef` divide by the number of observations minus one."""
     found = expression(evidence)
     operand = operand_of(found[0], "cov", "corrcoef") if found is not None else None
@@ -87,7 +86,7 @@ def _covariance(evidence: NumbersEvidence) -> Diagnosis | None:
     return _diagnosis(evidence, "cov", 1, "one observation")
 
 
-def _diagnosis(evidence: NumbersEvidence, kind: str, count: int, what: str) -> Diagnosis:
+def _diagnosis(evidence: NumbersEvidence, kind: str, count: int, what: str) -> Draft:
     values = "one value" if count == 1 else f"{count} values"
     draft = begin(
         check,

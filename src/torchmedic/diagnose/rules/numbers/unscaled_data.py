@@ -11,16 +11,15 @@ Cure: standardise the data: subtract the mean of every column and divide by its 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.step_data import data_of, made_at
-from torchmedic.records import Diagnosis
 from torchmedic.replay.trajectory.change import Change
 
 
 @rule("TM234", "unscaled-data")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     if divergence is None or not is_ordinary_rate(divergence):
         return None

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.source.lookup.optimizers import built_at
 
 
 @rule("TM237", "unstable-optimizer-setting")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     if divergence is None or not is_ordinary_rate(divergence):
         return None
@@ -47,7 +47,7 @@ def check(evidence: NumbersEvidence) -> Diagnosis | None:
     return None
 
 
-def _never_stable(evidence: NumbersEvidence, divergence: Divergence, optimizer: Any, momentum: float) -> Diagnosis:
+def _never_stable(evidence: NumbersEvidence, divergence: Divergence, optimizer: Any, momentum: float) -> Draft:
     """A velocity that never gets smaller, where the weights are too far gone for a usual momentum to save them."""
     why = f"with `momentum={momentum}` the velocity never gets smaller by itself, so the updates grow with time"
     message = f"`momentum={momentum}` of the optimizer is out of range"

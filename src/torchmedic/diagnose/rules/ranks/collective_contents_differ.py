@@ -12,14 +12,13 @@ the same source on all ranks.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
 
 
 @rule("TM703", "collective-contents-differ")
-def check(job: Job) -> Diagnosis | None:
+def check(job: Job) -> Draft | None:
     difference = job.difference
     if difference is None or difference.kind != "content" or difference.call is None or difference.expected is None:
         return None
@@ -36,8 +35,7 @@ def check(job: Job) -> Diagnosis | None:
     )
     draft.at(at_call(call, "cause", f"{what}: {who} {own}, {others} {theirs}"))
     show(draft, job, difference)
-    draft.help(_CURES[what])
-    return draft.done()
+    return draft.help(_CURES[what])
 
 
 _CURES = {

@@ -14,7 +14,7 @@ decides, let all ranks decide alike: `all_reduce` a flag first, or multiply the 
 from __future__ import annotations
 
 from torchmedic.detect.ranks.culprit import deciding_branch
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import (
     at_branch,
     at_call,
@@ -26,12 +26,11 @@ from torchmedic.diagnose.rules.ranks._side_by_side import (
     words,
 )
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Difference, Job
 
 
 @rule("TM701", "collective-on-some-ranks")
-def check(job: Job) -> Diagnosis | None:
+def check(job: Job) -> Draft | None:
     difference = job.difference
     if difference is None or difference.kind == "content":
         return None
@@ -59,11 +58,10 @@ def check(job: Job) -> Diagnosis | None:
     branch = deciding_branch(call, expected or difference.before)
     if branch is not None:
         draft.because(f"the call depends on `{branch.header}`, line {branch.line}")
-    draft.help("let every rank make this call, and keep only the work of one rank inside the branch")
-    return draft.done()
+    return draft.help("let every rank make this call, and keep only the work of one rank inside the branch")
 
 
-def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) -> Diagnosis:
+def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) -> Draft:
     expected = difference.expected
     assert expected is not None
     who = ranks(difference.culprits)
@@ -83,5 +81,4 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     state = job.of(difference.culprits[0])
     if difference.kind != "missing" and (state is None or state.skipped is None):
         draft.because("fewer turns of the loop on this rank would look the same")
-    draft.help("let all ranks decide alike: all_reduce a flag before the branch, or multiply the loss by zero")
-    return draft.done()
+    return draft.help("let all ranks decide alike: all_reduce a flag before the branch, or multiply the loss by zero")

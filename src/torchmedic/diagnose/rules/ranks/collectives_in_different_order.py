@@ -11,16 +11,16 @@ Cure: make the calls in one order on all ranks; sort what is looped over.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks, show, words
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis, StackFrame
+from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, Difference, Job
 from torchmedic.source.branches import callees_at, is_after_in_block, loops_around
 
 
 @rule("TM702", "collectives-in-different-order")
-def check(job: Job) -> Diagnosis | None:
+def check(job: Job) -> Draft | None:
     difference = job.difference
     if difference is None or difference.call is None or difference.expected is None:
         return None
@@ -43,8 +43,7 @@ def check(job: Job) -> Diagnosis | None:
         line_location("origin", theirs.file, theirs.line, f"{others}: {words(expected)} first"),
     )
     show(draft, job, difference)
-    draft.help("make the two calls in the same order on all ranks")
-    return draft.done()
+    return draft.help("make the two calls in the same order on all ranks")
 
 
 def _is_swapped(difference: Difference) -> bool:

@@ -10,15 +10,14 @@ Cure: call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first, or move
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import JobFacts, RankFacts
 
 
 @rule("TM717", "device-shared-by-ranks")
-def check(job: JobFacts) -> Diagnosis | None:
+def check(job: JobFacts) -> Draft | None:
     users: dict[tuple[str, str], list[RankFacts]] = {}
     for each in job.ranks:
         if each.device:
@@ -38,4 +37,4 @@ def check(job: JobFacts) -> Diagnosis | None:
         draft.at(line_location("cause", found[0].updating.file, found[0].updating.line, "weights on one device"))
     draft.because(f"device {found[0].device}")
     draft.help('call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before the model is moved to the GPU')
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -10,15 +10,14 @@ Cure: run forward and backward of all micro-batches but the last under `with mod
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import size
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import JobFacts
 
 
 @rule("TM715", "exchange-in-every-micro-batch")
-def check(job: JobFacts) -> Diagnosis | None:
+def check(job: JobFacts) -> Draft | None:
     first = job.ranks[0]
     if first.syncs < 2 or any(each.syncs != first.syncs for each in job.ranks):
         return None
@@ -32,4 +31,4 @@ def check(job: JobFacts) -> Diagnosis | None:
         draft.at(line_location("cause", first.updating.file, first.updating.line, "one update, several exchanges"))
     draft.because(f"{size((first.syncs - 1) * first.nbytes)} per rank and update could be saved")
     draft.help("run all micro-batches but the last under `with model.no_sync():`")
-    return draft.done(severity="note")
+    return draft.rated("note")

@@ -17,15 +17,14 @@ import re
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _DUPLICATE = re.compile(r"Duplicate GPU detected\s*:\s*rank (\d+) and rank (\d+) both on CUDA device (\w+)")
 
 
 @rule("TM720", "gpu-given-to-two-ranks")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     found = _DUPLICATE.search(evidence.message)
     if found is None:
         return None
@@ -47,4 +46,4 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.help(f"start {gpus} rank{'s' if gpus > 1 else ''} on this host, or use the gloo backend")
     else:
         draft.help('call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before the first collective')
-    return draft.done()
+    return draft

@@ -13,16 +13,15 @@ from one value that all stages share.
 from __future__ import annotations
 
 from torchmedic.detect.ranks.messages import usual_answer
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Job
 from torchmedic.source.branches import Loop, branches_around, exits_before, is_after_in_block, loops_around
 
 
 @rule("TM705", "message-without-partner")
-def check(job: Job) -> Diagnosis | None:
+def check(job: Job) -> Draft | None:
     if not job.unmatched:
         return None
     rank, call = _first(job)
@@ -67,14 +66,13 @@ def check(job: Job) -> Diagnosis | None:
         log = state.log
         if log is not None and log.calls:
             draft.because(f"rank {state.rank}: {place(log.calls[-1])} {words(log.calls[-1], contents=True)}")
-    draft.help(
+    return draft.help(
         "send and receive under the same condition on both ranks"
         if left_out is not None
         else "give the loop the same number of turns on all ranks"
         if left is not None
         else "let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`"
     )
-    return draft.done()
 
 
 def _first(job: Job) -> tuple[int, Collective]:

@@ -17,16 +17,16 @@ import math
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import finish, victim
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Diagnosis, Location, Role
+from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import nodes_in, syntax_tree
 
 
 @rule("TM708", "nonfinite-from-exchange")
-def check(evidence: NumbersEvidence) -> Diagnosis | None:
+def check(evidence: NumbersEvidence) -> Draft | None:
     incident, played = evidence.incident, evidence.played
     if incident.quantity != "gradient" or not incident.bad or incident.damaged or evidence.births or played is None:
         return None

@@ -22,7 +22,6 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.syntax import callee, has_line, nodes_in
@@ -32,12 +31,11 @@ _NAME = re.compile(r"with name (\S+) has been marked as ready twice")
 
 
 @rule("TM709", "parameter-ready-twice")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if evidence.says("gradient which is undefined, but still allreduced"):
         # A second backward has ended the averaging of a step in which the first one left parameters out.
         message = "a step had two calls of `backward` for one forward, and DistributedDataParallel takes one"
-        draft = _by_second_backward(evidence, message)
-        return draft.done() if draft is not None else None
+        return _by_second_backward(evidence, message)
     if not evidence.says("expected to mark a variable ready only once"):
         return None
     found = _NAME.search(evidence.message)
@@ -52,7 +50,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     if draft is None:
         draft = check.draft(evidence, "possible", message, "why backward reached the parameter twice is not known")
         draft.at(*evidence.at_user_line("cause", "noticed here"))
-    return draft.done()
+    return draft
 
 
 def _by_checkpoint(evidence: RaisedEvidence, message: str, name: str) -> Draft | None:

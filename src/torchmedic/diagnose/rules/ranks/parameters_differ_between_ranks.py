@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.layer_construction import built_at
 
 _SHAPE = re.compile(r"params\[(\d+)\] in this process with sizes (\[[\d, ]*\])")
@@ -27,7 +26,7 @@ _COUNT = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsis
 
 
 @rule("TM707", "parameters-differ-between-ranks")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if evidence.inside("_verify_param_shape_across_processes", "_verify_params_across_processes") is None:
         return None
     shape, count = _SHAPE.search(evidence.message), _COUNT.search(evidence.message)
@@ -49,8 +48,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     )
     built = msgspec.structs.replace(built, role="cause") if built is not None else None
     draft.at(built, *evidence.at_user_line("surfaced" if built is not None else "cause", "compared with rank 0 here"))
-    draft.help("compute what decides the size on rank 0, and broadcast it before the model is built")
-    return draft.done()
+    return draft.help("compute what decides the size on rank 0, and broadcast it before the model is built")
 
 
 def _owner(evidence: RaisedEvidence, index: int) -> tuple[str, Any]:

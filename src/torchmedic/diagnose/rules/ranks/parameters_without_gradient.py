@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location, Treatment
+from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.lone_rank import CannotStandIn, two_steps
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.trial import describe, passes
@@ -39,7 +39,7 @@ _MAX_NAMED = 6  # parameters
 
 
 @rule("TM706", "parameters-without-gradient")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     wrapper = _wrapper(evidence)
     if wrapper is None or not evidence.says(_UNFINISHED):
         return None
@@ -64,7 +64,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
     draft.treat(*_treatments(evidence, wrapper, is_frozen=is_frozen))
     if not is_frozen:
         draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
-    return draft.done()
+    return draft
 
 
 def _without_gradient(evidence: RaisedEvidence, wrapper: Any) -> dict[str, torch.nn.Parameter]:

@@ -17,16 +17,15 @@ import re
 
 import psutil
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _PORT = re.compile(r"port: (\d+)")
 _MAX_COMMAND = 80  # characters
 
 
 @rule("TM710", "port-taken")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.says("EADDRINUSE") and not evidence.says("address already in use"):
         return None
     if evidence.inside("init_process_group", "_create_c10d_store", "rendezvous") is None:
@@ -41,8 +40,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         f"rank {evidence.rank} could not listen on it: {holder or 'another program does'}",
     )
     draft.at(*evidence.at_user_line("cause", "the port is opened here"))
-    draft.help("end the program that holds the port, or set `MASTER_PORT` (torchrun: `--master-port`) to a free one")
-    return draft.done()
+    return draft.help(
+        "end the program that holds the port, or set `MASTER_PORT` (torchrun: `--master-port`) to a free one"
+    )
 
 
 def _holder(port: int) -> str:

@@ -13,15 +13,14 @@ of the step.
 from __future__ import annotations
 
 from torchmedic.detect.ranks.stragglers import find_straggler
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, words
 from torchmedic.diagnose.words.format import duration
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import JobFacts
 
 
 @rule("TM716", "rank-is-slow")
-def check(job: JobFacts) -> Diagnosis | None:
+def check(job: JobFacts) -> Draft | None:
     if len({each.host for each in job.ranks}) > 1:
         return None
     found = find_straggler(job.logs, ended=job.ended)
@@ -41,4 +40,4 @@ def check(job: JobFacts) -> Diagnosis | None:
     draft.because(f"the meetings that were compared: {words(found.call)}, the first collective of a step")
     draft.because(f"in total the others waited {duration(found.wait * found.meetings)}")
     draft.help(f"look at what rank {found.rank} does between these lines: its data, its extra work, its processor")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

@@ -12,10 +12,9 @@ every n-th item, with the rank as offset.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import JobFacts, RankFacts
 
 _MIN_BATCHES = 4  # that must be equal
@@ -23,7 +22,7 @@ _DATA_PARALLEL = ("DistributedDataParallel",)
 
 
 @rule("TM712", "same-data-on-all-ranks")
-def check(job: JobFacts) -> Diagnosis | None:
+def check(job: JobFacts) -> Draft | None:
     alike = _alike(job)
     if len(alike) < 2:
         return None
@@ -42,7 +41,7 @@ def check(job: JobFacts) -> Diagnosis | None:
     draft.because(f"first batch: items {', '.join(map(str, first.items))} ..." if first.items else "")
     draft.because("the gradients are averaged by DistributedDataParallel")
     draft.help("pass `sampler=DistributedSampler(dataset)` to the loader, and call its `set_epoch` in every epoch")
-    return draft.done(severity="warning")
+    return draft.rated("warning")
 
 
 def _alike(job: JobFacts) -> list[RankFacts]:

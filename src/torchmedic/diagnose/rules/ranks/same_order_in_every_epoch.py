@@ -10,14 +10,13 @@ Cure: call `sampler.set_epoch(epoch)` at the beginning of every epoch, before th
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import JobFacts
 
 
 @rule("TM713", "same-order-in-every-epoch")
-def check(job: JobFacts) -> Diagnosis | None:
+def check(job: JobFacts) -> Draft | None:
     repeated = [each for each in job.ranks if each.same_order]
     if not repeated or len(repeated) < len(job.ranks):
         return None
@@ -32,4 +31,4 @@ def check(job: JobFacts) -> Diagnosis | None:
         draft.at(line_location("cause", first.loading.file, first.loading.line, "the same order in every epoch"))
     draft.because("seen on every rank")
     draft.help("call `sampler.set_epoch(epoch)` before this loop, in every epoch")
-    return draft.done(severity="warning")
+    return draft.rated("warning")

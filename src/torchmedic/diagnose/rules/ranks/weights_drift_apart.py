@@ -14,10 +14,9 @@ first step, and `all_reduce` every gradient before every update.
 from __future__ import annotations
 
 from torchmedic.detect.ranks.drift import Drift, find_drift
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import JobFacts
 
 _CAUSES = {
@@ -37,7 +36,7 @@ _CURES = {
 
 
 @rule("TM714", "weights-drift-apart")
-def check(job: JobFacts) -> Diagnosis | None:
+def check(job: JobFacts) -> Draft | None:
     drift = find_drift(job)
     if drift is None:
         return None
@@ -54,7 +53,7 @@ def check(job: JobFacts) -> Diagnosis | None:
     for rank, size in drift.sizes[:8]:
         draft.because(f"{ranks([rank])}: sum of absolute values {size:.6g}")
     draft.help(_CURES[drift.why])
-    return draft.done(severity="warning")
+    return draft.rated("warning")
 
 
 def _label(drift: Drift) -> str:
