@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from math import inf, isfinite, sqrt
-from time import monotonic, perf_counter
+from time import monotonic, thread_time
 from typing import Any, NamedTuple
 
 import torch
@@ -210,20 +210,20 @@ class CheckBudget:
 
     def any_bad_gradient(self, optimizer: Any) -> bool:
         """Whether gradients of an optimizer are not finite; two are looked at once the budget is used up."""
-        started, is_left = perf_counter(), self.is_left
+        started, is_left = thread_time(), self.is_left
         tensors = [tensor.grad for tensor in self._parameters(optimizer, is_left) if tensor.grad is not None]
         return self._any_bad(tensors, is_left, started)
 
     def any_bad_weight(self, optimizer: Any, known: set[int]) -> bool:
         """Whether weights of an optimizer, other than the known ones, are not finite."""
-        started, is_left = perf_counter(), self.is_left
+        started, is_left = thread_time(), self.is_left
         tensors = [tensor for tensor in self._parameters(optimizer, is_left) if id(tensor) not in known]
         return self._any_bad(tensors, is_left, started)
 
     def any_bad(self, tensors: list[torch.Tensor]) -> bool:
         """Whether some tensors are not finite; only two of them are checked once the budget is used up."""
         is_left = self.is_left
-        return self._any_bad(tensors if is_left else self._some(tensors), is_left, perf_counter())
+        return self._any_bad(tensors if is_left else self._some(tensors), is_left, thread_time())
 
     def _parameters(self, optimizer: Any, is_left: bool) -> list[torch.Tensor]:
         """The parameters with a gradient, or some of them. To ask all of them takes longer than to look at two."""
@@ -240,5 +240,5 @@ class CheckBudget:
     def _any_bad(self, tensors: list[torch.Tensor], are_all: bool, started: float) -> bool:
         self.norm = norm_of(tensors) if are_all and tensors else None
         bad = self.norm is None and not all(is_finite(tensor) for tensor in tensors)
-        self._spent += perf_counter() - started
+        self._spent += thread_time() - started
         return bad

@@ -224,9 +224,7 @@ class FiniteWatch:
         self.gradient_norm = None
         if self.losses.late.held:
             pass  # nothing can be known now: the loss is kept on a late device
-        elif self._time.is_due():
-            if not may_be_read(optimizer) or not finite_rates(optimizer):
-                return False
+        elif self._time.is_due() and may_be_read(optimizer) and finite_rates(optimizer):
             self._look_at_all(optimizer, frame)
         elif not is_fine(optimizer, witness):
             return False
@@ -247,25 +245,21 @@ class FiniteWatch:
 
     def _look_at_gradients(self, optimizer: Any, frame: FrameType) -> None:
         """Look at all gradients, or at one of the first, as the budget allows."""
+        witness = self._seen[id(optimizer)]
         if self._time.is_due():
             self._look_at_all(optimizer, frame)
-        else:
-            witness = self._seen[id(optimizer)]
-            if not is_fine(optimizer, witness) and is_bad_witness(optimizer, witness):
-                self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
+        elif not is_fine(optimizer, witness) and is_bad_witness(optimizer, witness):
+            self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
 
     def _look_at_all(self, optimizer: Any, frame: FrameType) -> None:
         """Look at as many gradients as the budget allows, and at weights after the update."""
         self.wants_weights = True
-        is_bad = self._time.any_bad_gradient(optimizer)
-        self.gradient_norm = self._time.norm
-        if is_bad:
+        if self._time.any_bad_gradient(optimizer):
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
+        self.gradient_norm = self._time.norm
 
     def step_ended(self, optimizer: Any, frame: FrameType) -> None:
         """The weights have been touched, with gradients that were looked at."""
-        if not self.wants_weights:
-            return
         if self._time.any_bad_weight(optimizer, self.born_bad):
             self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
 
