@@ -111,6 +111,7 @@ class Session:
             bytes=nbytes,
             seconds=round(seconds, 3),
             is_avoided=is_avoided,
+            on_device=torch.cuda.is_initialized(),
         )
         self._tell(recovery)
 
