@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torchmedic.fit.fake_device import DEVICE
 from torchmedic.fit.machine import Ended, Machine
+from torchmedic.source.objects.parts import live_modules
 
 _MAX_STEPS = 12  # of all optimizers together, where some optimizer never steps twice
 
@@ -101,7 +101,7 @@ class Steps:
 
     def finish(self) -> None:
         """Look at the modules that live at the end: what their buffers are, and which classes come several times."""
-        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        modules = live_modules()
         self._machine.trace.classes = _repeated(modules)
         for module in modules:
             for kind, tensors in (("parameters", module._parameters), ("buffers", module._buffers)):

@@ -7,7 +7,6 @@ new graph, and only for the leaves that have not received their gradient yet.
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 import traceback
@@ -27,6 +26,7 @@ from torchmedic.recovery.saved_tensors import living_tensors, unseen
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.objects.graph import leaves_behind
+from torchmedic.source.objects.parts import live_modules
 from torchmedic.source.segment.cut import CannotCut
 
 _is_compiling = torch.compiler.is_compiling
@@ -228,7 +228,5 @@ def _retains(tensor: torch.Tensor) -> bool:
 
 def _has_backward_hooks() -> bool:
     return any(
-        each.__dict__.get("_backward_hooks") or each.__dict__.get("_backward_pre_hooks")
-        for each in gc.get_objects()
-        if issubclass(type(each), torch.nn.Module)
+        each.__dict__.get("_backward_hooks") or each.__dict__.get("_backward_pre_hooks") for each in live_modules()
     )

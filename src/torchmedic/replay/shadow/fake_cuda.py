@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.amp.autocast_mode
 
 from torchmedic.observe.context import Notes
 from torchmedic.replay.shadow.cpu_shadow import Shadow
+from torchmedic.source.objects.parts import live_modules
 
 SILENT = (
     "synchronize empty_cache ipc_collect set_device manual_seed manual_seed_all seed seed_all set_rng_state "
@@ -106,9 +106,10 @@ def _without_device(shadow: Shadow) -> Iterator[None]:
 def standing_in(shadow: Shadow) -> Iterator[None]:
     """Every module that lives holds stand-ins in place of what it lost, so that whoever looks at it sees those."""
     swapped: list[tuple[dict[str, Any], str, Any]] = []
-    modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
+    modules = live_modules()
     for module in modules:
-        for table in (module.__dict__.get("_parameters"), module.__dict__.get("_buffers"), module.__dict__):
+        tables: tuple[Any, ...] = (module.__dict__.get("_parameters"), module.__dict__.get("_buffers"), module.__dict__)
+        for table in tables:
             for name, value in list(table.items()) if isinstance(table, dict) else ():
                 if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                     swapped.append((table, name, value))

@@ -6,7 +6,6 @@ the graph of this step has saved, what a name of the user's holds, and what noth
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from torchmedic.evidence.memory.accounting.saved_by_graph import (
 )
 from torchmedic.evidence.memory.accounting.storages import Memory, distinct, live_tensors, memory_address, memory_of
 from torchmedic.source.objects.graph import is_counted, is_leaf, node_of, walk
+from torchmedic.source.objects.parts import live_modules
 
 HEADINGS = (
     "parameters",
@@ -72,7 +72,7 @@ class Book:
         self.held_arrays: dict[int, tuple[Memory, Holder]] = {}
         self.piles: list[FoundPile] = []
         self.live = live_tensors()
-        self.modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        self.modules = live_modules()
         self._recurrent = {
             id(weight)
             for module in self.modules
