@@ -15,7 +15,9 @@ HOOKS = sorted(
         name for path in SOURCE.rglob("*.py") for name in re.findall(r'contained\("([a-z_.]+)"\)', path.read_text())
     }
     # Of processes without a parent, runs with --recover, and ranks: test_watched_parts, test_recovery, test_ranks.
-    if not name.startswith(("session.", "recover.")) and name != "observe.rank_facts"
+    # Those of frameworks are only called by scripts that use them.
+    if not name.startswith(("session.", "recover."))
+    and name not in ("observe.rank_facts", "integrations.accelerate", "integrations.ray")
 )
 
 # Comes past every hook: data with a worker and a fork, a scaler, an optimizer, NaN, an exception in a worker, and

@@ -65,7 +65,10 @@ def _values(given: Input, stored: dict[str, torch.Tensor]) -> torch.Tensor | Non
     if not isinstance(dtype, torch.dtype):
         return None
     if given.fill is not None:
-        return torch.full(given.shape, given.fill, dtype=dtype)
+        try:
+            return torch.full(given.shape, given.fill, dtype=dtype)
+        except RuntimeError:  # the type cannot hold the value
+            return None
     tensor = stored.get(given.name)
     if tensor is not None and given.dtype in _COMPLEX and tensor.dim() and tensor.shape[-1] == 2:
         tensor = torch.view_as_complex(tensor)

@@ -101,7 +101,8 @@ def _explained(evidence: RaisedEvidence) -> str:
         if not name.startswith(("shapes.", "modules.", "devices.")):
             continue
         try:
-            found = registry.load(name).check(evidence)
+            answer = registry.load(name).check(evidence)
+            found = answer.done() if isinstance(answer, Draft) else answer
         except Exception:  # the rule is asked out of turn; its own faults are not the point here
             continue
         if isinstance(found, Diagnosis) and found.grade == "proven":
