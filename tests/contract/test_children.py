@@ -36,7 +36,7 @@ if __name__ == "__main__":
 PLAIN, SHAPES = "{}['x']", "torch.ones(3) + torch.ones(4)"
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_script_that_ends_well_is_told_of_its_lost_children(tmp_path: Path, method: str) -> None:
     source = SCRIPT.format(work=PLAIN, method=method)
     (tmp_path / "train.py").write_text(source)

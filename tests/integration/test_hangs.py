@@ -12,7 +12,7 @@ from running import Finished, marked_line
 from torchmedic.records import Diagnosis
 
 CASES = Path(__file__).parent / "hang_cases"
-PARTS = [0, pytest.param(1, marks=pytest.mark.slow)]  # of all scripts, every second one
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))]  # of all scripts, every third one
 
 
 def _pages(kind: str) -> dict[str, str]:

@@ -326,7 +326,7 @@ def test_the_step_passes_once_the_graphs_of_earlier_ones_are_let_go(tmp_path: Pa
     assert run_script(tmp_path / "again", kept.replace(".std()", ".std().item()"), "10000", "700").returncode == 0
 
 
-@pytest.mark.parametrize("loss", ["(out - y).abs().mean()", "F.l1_loss(out, y)"])
+@pytest.mark.parametrize("loss", ["(out - y).abs().mean()", pytest.param("F.l1_loss(out, y)", marks=pytest.mark.slow)])
 def test_a_column_is_made_a_row_in_the_users_own_line(tmp_path: Path, loss: str) -> None:
     source = (
         HOST
@@ -353,7 +353,14 @@ for step in range(2):
     assert run_script(tmp_path / "again", cured, "20000").returncode == 0
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)", "1 / 0"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+        pytest.param("os._exit(3)", marks=pytest.mark.slow),
+        pytest.param("1 / 0", marks=pytest.mark.slow),
+    ],
+)
 def test_what_becomes_of_a_copy_is_nobodys_business(tmp_path: Path, end: str) -> None:
     source = HOST.replace("import resource", "import os\nimport signal\nimport resource")
     source += f"torchmedic.evidence.memory.cures.real_step.RealStep.take = lambda *args: {end}\n"
