@@ -3,7 +3,8 @@
 A `TorchDispatchMode` or `TorchFunctionMode` of the user's, and a profiler, would see every look of ours at a tensor: a
 mode may change what it sees, and a profile would count it. While one of them is active, our hooks run outside of it:
 the modes are taken off their stacks, so that modes of our own work as usual. The default device is such a mode too;
-a replay of the user's code needs it (`with_default_device`).
+a replay of the user's code needs it (`with_default_device`). Where torch itself traces, its modes stay, as its tensors
+cannot be asked anything without them; nothing is dispatched to them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _dispatch_stack
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
@@ -50,6 +52,8 @@ def hide() -> Callable[[], None] | None:
     """Step outside of modes and profilers. The result steps back in; None: that is done already."""
     if _hidden.is_hiding:
         return None  # a hook inside of a hook
+    if _dispatch_modes() and any(_is_of_torch(mode) for mode in _dispatch_stack()):
+        return _guarded()
     functions = [_pop_function_mode() for _ in range(_function_modes())]
     dispatches = [_pop_dispatch_mode() for _ in range(_dispatch_modes())]
     was_profiling = _is_profiling()
@@ -69,6 +73,24 @@ def hide() -> Callable[[], None] | None:
             _push_function_mode(mode)
 
     return show
+
+
+def _is_of_torch(mode: object) -> bool:
+    """Whether a mode is one of torch's own: of fake tensors, of the compiler, of a trace."""
+    return type(mode).__module__.startswith("torch.")
+
+
+def _guarded() -> Callable[[], None]:
+    """Switch off dispatch to modes and subclasses. The result switches it on."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch._C.DisableTorchFunction())
+    stack.enter_context(torch._C._DisableTorchDispatch())
+    if _is_profiling():
+        _record(False)
+        stack.callback(_record, True)
+    _hidden.is_hiding = True
+    stack.callback(setattr, _hidden, "is_hiding", False)
+    return stack.close
 
 
 @contextlib.contextmanager
