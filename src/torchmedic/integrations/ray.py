@@ -23,7 +23,7 @@ Loop = Callable[..., Any]
 
 
 def watched(train_loop_per_worker: Loop) -> Loop:
-    """The same training function, watched. A healthy call is left as it is.
+    """Wrap a training function for Ray so that torchmedic watches it in every worker. A healthy call is left as it is.
 
     Args:
         train_loop_per_worker: With or without the argument `config`, as `TorchTrainer` takes it.

@@ -132,7 +132,7 @@ class Agent:
         return folder
 
     def _join(self, number: int, world_size: int) -> Path:
-        """This process has joined a job. Where no launcher has given it a rank (`mp.spawn`), it has one now."""
+        """Note that the process has joined a job. Without a launcher (`mp.spawn`), it has a rank only now."""
         if rank() is None:
             self.rank = number
         folder = self.open().path
