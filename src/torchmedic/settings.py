@@ -92,15 +92,18 @@ def rank(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def _from_pyproject(folder: Path) -> dict[str, Any]:
-    import tomllib  # the agent in the user's process reads no settings
-
     for candidate in (folder, *folder.parents):
         try:
             text = (candidate / "pyproject.toml").read_text(encoding="utf-8")
-            tool = tomllib.loads(text).get("tool")
         except FileNotFoundError:
             continue
-        except (tomllib.TOMLDecodeError, OSError, UnicodeDecodeError):
+        except (OSError, UnicodeDecodeError):
+            return {}
+        import tomllib  # takes long to import, and is needed only where there is such a file
+
+        try:
+            tool = tomllib.loads(text).get("tool")
+        except tomllib.TOMLDecodeError:
             return {}  # a broken pyproject.toml is no reason to refuse to run
         section = tool.get("torchmedic", {}) if isinstance(tool, dict) else {}
         if not isinstance(section, dict):

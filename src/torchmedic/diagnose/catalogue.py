@@ -39,10 +39,12 @@ def entries() -> list[Entry]:
     return sorted((read(rule) for rule in registry.ALL), key=lambda entry: entry.code)
 
 
-def find(code: str) -> Entry | None:
-    """A rule by its code or its name, in any case."""
+def find(code: str, name: str = "") -> Entry | None:
+    """A rule by its code or its name, in any case. With the code and the name of a diagnosis one file is read."""
     wanted = code.strip().lower()
-    naming = (rule for rule in registry.ALL if f'"{wanted}"' in _source(rule).lower())  # to parse all takes long
+    module = "." + (name or wanted).replace("-", "_")  # a module is called like its rule
+    likely_first = sorted(registry.ALL, key=lambda rule: not rule.endswith(module))
+    naming = (rule for rule in likely_first if f'"{wanted}"' in _source(rule).lower())  # to parse all takes long
     return next((entry for entry in map(read, naming) if wanted in (entry.code.lower(), entry.name)), None)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.syntax import function_name, has_line, syntax_tree
+from torchmedic.source.syntax import function_name, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file, relative, source_line
 
 # Frames with the line and column that each is at, innermost first.
@@ -205,7 +205,7 @@ def expressions(file: str, module_globals: dict[str, Any] | None = None) -> dict
 
 @functools.lru_cache(maxsize=64)
 def _statements(tree: ast.Module) -> tuple[ast.stmt, ...]:
-    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    return tuple(node for node in nodes_in(tree) if isinstance(node, ast.stmt))
 
 
 @functools.lru_cache(maxsize=1024)  # a recursion comes a thousand times past the same places
@@ -236,7 +236,7 @@ def by_method_name(tree: ast.Module) -> dict[tuple[int, int], ast.Call]:
 
 
 def _expressions_of(tree: ast.Module) -> Iterator[ast.expr]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.expr))
+    return (node for node in nodes_in(tree) if isinstance(node, ast.expr))
 
 
 def stack_at(frame: FrameType | None) -> Stack:

@@ -37,8 +37,24 @@ def syntax_tree(file: str, module_globals: dict[str, Any] | None = None) -> ast.
 
 
 def nodes_in(tree: ast.AST | None) -> Iterator[ast.AST]:
-    """A node and all nodes below it; nothing where there is no source."""
+    """A node and all nodes below it, as `ast.walk` gives them; nothing where there is no source."""
+    if isinstance(tree, ast.Module):
+        return iter(_nodes_of(tree))
     return ast.walk(tree) if tree is not None else iter(())
+
+
+@functools.lru_cache(maxsize=64)
+def _nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a file, breadth first. A diagnosis reads the same files many times, some of torch among them."""
+    found: list[ast.AST] = [tree]
+    for node in found:  # grows meanwhile
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, list):
+                found.extend([each for each in value if isinstance(each, ast.AST)])
+            elif isinstance(value, ast.AST):
+                found.append(value)
+    return tuple(found)
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -37,13 +38,26 @@ def _judge(filename: str) -> bool:
     if filename.startswith("<"):
         # IPython cells are registered in linecache as <ipython-input-...>; the rest is generated code.
         return filename.startswith("<ipython-input")
-    path = os.path.realpath(filename)
+    path = _real(filename)
     if _is_generated(path) or (filename.endswith((".pyx", ".pxd")) and not os.path.exists(path)):
         return False  # a library in Cython names its files from where it was built
     if path.startswith(PACKAGE) or any(part in path for part in _INSTALLED):
         return path.startswith(os.path.join(PACKAGE, "demos"))
     # A project may sit below the prefix of a Python (a container's /usr); only its library folders are not user code.
     return not path.startswith(_LIBRARIES)
+
+
+def _real(filename: str) -> str:
+    """`os.path.realpath`, but the links of a folder are followed once for all of its thousands of files."""
+    if not os.path.isabs(filename) or os.path.islink(filename):
+        return os.path.realpath(filename)
+    folder, name = os.path.split(filename)
+    return os.path.join(_real_folder(folder), name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def _is_generated(path: str) -> bool:

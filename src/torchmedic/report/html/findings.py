@@ -73,7 +73,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 def finding(number: int, diagnosis: Diagnosis, call: str = "", trace: NumberTrace | None = None) -> Finding:
     """A diagnosis, prepared. `number` is its place in the report."""
-    entry = _entry(diagnosis.code)
+    entry = _entry(diagnosis.code, diagnosis.name)
     return Finding(
         diagnosis=diagnosis,
         number=number,
