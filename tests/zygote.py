@@ -20,22 +20,24 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import types
 import weakref
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _LONGEST_REQUEST = 1 << 20
+_MAX_SECONDS_ALONE = 60  # before the first worker connects
 _NOT_LOADED = ("torchmedic.inject", "torchmedic.demos", "torchmedic.integrations.", "torchmedic.assist")
 _LEFT = ("TORCHMEDIC_INJECT_FAULT", "TORCHMEDIC_CGROUP_ROOT")  # what a script is started with for a test
 
 
 class Zygote:
-    """The client's side: one zygote per test process, started at its first use; any number of scripts at a time."""
+    """The client's side: one zygote for all workers of a test run, started at its first use; any number of scripts."""
 
-    _process: subprocess.Popen[bytes] | None = None
-    _control: socket.socket
+    _process: subprocess.Popen[bytes] | None = None  # in the worker that was first to need it
+    _control: socket.socket | None = None
     _starting = threading.Lock()
 
     @classmethod
@@ -81,12 +83,8 @@ class Zygote:
     @classmethod
     def _ask(cls, folder: Path, work: dict[str, Any], environment: dict[str, str], timeout: float) -> Started:
         with cls._starting:
-            if cls._process is None or cls._process.poll() is not None:
-                cls._control, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                with its_end:
-                    cls._process = subprocess.Popen([sys.executable, __file__], stdin=its_end, env=environment)
-                atexit.register(cls._process.wait)
-                atexit.register(cls._control.close)  # at which it ends, with all that it has forked
+            if cls._control is None or _is_closed(cls._control):
+                cls._control = cls._connect(environment)
         request = {**work, "folder": str(folder), "environment": environment, "timeout": timeout}
         answer, theirs = os.pipe()
         try:
@@ -94,6 +92,29 @@ class Zygote:
         finally:
             os.close(theirs)
         return Started(answer)
+
+    @classmethod
+    def _connect(cls, environment: dict[str, str]) -> socket.socket:
+        """A connection, at whose end the zygote kills what it has forked for it; after the last one it ends."""
+        address = f"\0torchmedic-zygote-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.suppress(OSError):
+                listener.bind(address)  # refused where another worker has started it
+                listener.listen(64)
+                cls._process = subprocess.Popen([sys.executable, __file__], stdin=listener, env=environment)
+            control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                control.connect(address)
+            except ConnectionRefusedError:  # another worker is about to listen
+                control.close()
+                time.sleep(0.05)
+            else:
+                atexit.register(control.close)
+                return control
+
+
+def _is_closed(control: socket.socket) -> bool:
+    return bool(select.select([control], [], [], 0)[0])  # the zygote never writes to it
 
 
 class Started:
@@ -116,6 +137,7 @@ class Started:
 
 
 def serve() -> None:
+    gc.disable()  # to collect during imports takes a sixth of their time
     import torch
 
     import torchmedic
@@ -139,32 +161,58 @@ def serve() -> None:
         finalizer.atexit = False  # torch takes its 170 operator libraries apart again, in every process that ends
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page of this
-    control = socket.socket(fileno=0)
-    answers: dict[int, tuple[int, int]] = {}  # by what tells of the end of a child: its number and whom to tell
+    gc.enable()
+    listener = socket.socket(fileno=0)
+    controls: dict[int, socket.socket] = {}  # by descriptor, one for each worker
+    runs: dict[int, _Run] = {}  # by the descriptor that tells of the end of a process
     while True:
-        ready, _, _ = select.select([control, *answers], [], [])
-        for ended in [each for each in ready if each is not control]:
-            pid, answer = answers.pop(ended)
-            os.write(answer, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        ready, _, _ = select.select([0, *controls, *runs], [], [], None if controls else _MAX_SECONDS_ALONE)
+        if not ready:
+            os._exit(1)
+        for ended in [each for each in ready if each in runs]:
+            pid, answer, _ = runs.pop(ended)
+            _tell(answer, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
             os.close(answer)
             os.close(ended)
-        if control in ready:
-            message, given, _, _ = socket.recv_fds(control, _LONGEST_REQUEST, 1)
-            if not message:
-                break
-            pid = os.fork()
-            if pid == 0:
-                for ended, (_, answer) in answers.items():
-                    os.close(ended)
-                    os.close(answer)
-                os.close(given[0])
-                _serve_one(json.loads(message))
-            os.write(given[0], f"{pid}\n".encode())
-            answers[os.pidfd_open(pid)] = pid, given[0]
-    for pid, _ in answers.values():
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
-    os._exit(0)
+        if 0 in ready:
+            accepted = listener.accept()[0]
+            controls[accepted.fileno()] = accepted
+        for worker in [each for each in ready if each in controls]:
+            message, given, _, _ = socket.recv_fds(controls[worker], _LONGEST_REQUEST, 1)
+            if message:
+                runs.update(
+                    _forked(message, given[0], worker, [*controls, *runs, *(run.answer for run in runs.values())])
+                )
+                continue
+            controls.pop(worker).close()
+            for run in runs.values():
+                if run.worker == worker:
+                    with contextlib.suppress(OSError):
+                        os.killpg(run.pid, signal.SIGKILL)
+            if not controls:
+                os._exit(0)
+
+
+class _Run(NamedTuple):
+    pid: int
+    answer: int  # where its end is told
+    worker: int  # the connection that asked for it
+
+
+def _forked(message: bytes, answer: int, worker: int, others: list[int]) -> dict[int, _Run]:
+    """Start a run; `others` are the descriptors that it must not inherit."""
+    pid = os.fork()
+    if pid == 0:
+        for descriptor in (*others, answer):
+            os.close(descriptor)
+        _serve_one(json.loads(message))
+    _tell(answer, f"{pid}\n")
+    return {os.pidfd_open(pid): _Run(pid, answer, worker)}
+
+
+def _tell(answer: int, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the worker has died; the zygote serves the others
+        os.write(answer, text.encode())
 
 
 def _serve_one(request: dict[str, Any]) -> NoReturn:
