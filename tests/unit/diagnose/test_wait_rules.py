@@ -148,6 +148,13 @@ def test_storage_that_does_not_answer_is_told_from_one_that_is_slow() -> None:
     assert _verdict("storage_or_network_wait", stall(WAITS, _in_kernel(wchan="kernel_clone"))) is None
 
 
+def test_processes_that_start_cuda_at_the_same_time_wait_for_each_other_in_the_driver() -> None:
+    waits = _in_kernel(wchan="os_acquire_rwlock_write")
+    assert _verdict("storage_or_network_wait", stall(WAITS, waits)) == ("note", "likely")
+    assert _verdict("storage_or_network_wait", stall(WAITS, waits, still=90.0)) == ("error", "likely")
+    assert _verdict("storage_or_network_wait", stall(WAITS, waits, still=90.0, limit=60.0)) == ("note", "likely")
+
+
 def test_a_server_elsewhere_is_given_some_time() -> None:
     wait = FileWait(tid=PID, action="read", descriptor=5, target="tcp", remote="10.0.0.2:80", connection="ESTABLISHED")
     own = process(syscall="recvfrom", files=(wait,), asleep=9.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stalls import asked, box, library, process, stall, thread, user
+from stalls import PID, asked, box, library, process, stall, thread, user
 
 from torchmedic.records.gpu import GpuHealth, GpuState, Xid
 from torchmedic.records.inside import MarkView
@@ -65,13 +65,23 @@ def test_who_does_not_wait_for_the_gpu_is_not_explained_by_it() -> None:
         ({"xids": (Xid(time=990.0, code=79),)}, "proven"),
         ({"xids": (Xid(time=990.0, code=43),)}, None),  # of some program, which is told by an exception
         ({"xids": (Xid(time=100.0, code=79),)}, None),  # long before, and the run went on
+        ({"xids": (Xid(time=980.0, code=79),)}, None),  # 15 seconds before the run began to stand still
+        ({"xids": (Xid(time=990.0, code=109),)}, None),  # of some program, whose context was slow to give way
         ({"lost": "GPU is lost", "ordinal": None}, None),  # a card of others
         ({}, None),
     ],
 )
 def test_a_gpu_that_failed_while_it_is_waited_for(state: dict[str, Any], grade: str | None) -> None:
-    found = asked("gpu_lost", stall(WAITS, gpu=_gpu(**state)))
+    found = asked("gpu_lost", stall(WAITS, gpu=_gpu(**state), view={"device_busy": True}))
     assert (found.grade if found is not None else None) == grade
+    found = asked("gpu_lost", stall(WAITS, gpu=_gpu(**state), box=box(updates=5), mute=(PID,)))
+    assert (found.grade if found is not None else None) == grade, "its process trained, and does not answer"
+
+
+def test_an_xid_is_not_the_reason_of_a_process_that_still_starts_cuda() -> None:
+    health = _gpu(xids=(Xid(time=999.0, code=79),))
+    for seen in (stall(WAITS, gpu=health), stall(WAITS, gpu=health, box=box(updates=0), mute=(PID,))):
+        assert asked("gpu_lost", seen) is None
 
 
 def test_a_failed_gpu_that_nobody_waits_for_is_no_hang() -> None:

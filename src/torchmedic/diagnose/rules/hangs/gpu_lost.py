@@ -17,8 +17,10 @@ from torchmedic.diagnose.words.stall import main_line, stall_rule, stands
 from torchmedic.records.gpu import GpuState
 from torchmedic.records.stall import Stall
 
-# Xids after which nothing on the card goes on: memory, links, the bus, its firmware.
-_FATAL = frozenset((48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 154))
+# Xids after which nothing on the card goes on: memory, links, the bus, its firmware. NVML does not say which process
+# they are about, so those that end one program (109: a slow switch of contexts) or only advise (154) are left out.
+_FATAL = frozenset((48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143))
+_MAX_AHEAD_SECONDS = 10.0  # that the host goes on after the device has failed, with work that it queues
 
 
 @stall_rule("TM531", "gpu-lost")
@@ -40,7 +42,15 @@ def check(stall: Stall) -> Draft | None:
 def _errors(gpu: GpuState, stall: Stall) -> list[int]:
     """The fatal Xids since the process began to stand still, or shortly before.
 
-    Others are about one program, which need not be ours, and which is told of them by an exception.
+    Others are about one program, which need not be ours, and which is told of them by an exception. None counts for a
+    process that has not used the device yet: the start of CUDA takes seconds where many processes start.
     """
+    if not _has_used_device(stall):
+        return []
     at = stall.gpu.time if stall.gpu is not None else 0.0
-    return sorted({xid.code for xid in gpu.xids if xid.time > at - stall.still - 30} & _FATAL)
+    return sorted({xid.code for xid in gpu.xids if xid.time > at - stall.still - _MAX_AHEAD_SECONDS} & _FATAL)
+
+
+def _has_used_device(stall: Stall) -> bool:
+    has_trained = stall.box is not None and any(moment.updates for moment in stall.box.moments)
+    return has_trained or (stall.inner is not None and bool(stall.inner.device_busy))

@@ -25,7 +25,8 @@ from torchmedic.records.process import FileWait
 from torchmedic.records.stall import Stall
 
 _FORKING = ("vfork", "kernel_clone", "do_exit")  # a parent waits so for a child that is about to begin
-_MIN_BYTES_PER_SECOND = 1024  # bytes a second
+_MIN_BYTES_PER_SECOND = 1024
+_MIN_DRIVER_SECONDS = 60.0  # in the GPU's driver: processes that start at the same time wait for each other there
 _WORDS = {"connect": "to connect to", "accept": "for a connection at", "read": "for data from", "poll": "for data from"}
 
 
@@ -56,10 +57,15 @@ def _storage(stall: Stall, waiter: Waiter) -> Draft:
     nvidia = row.wchan.startswith(("nv", "uvm", "os_acquire", "rm_"))
     what = "the driver of the GPU" if nvidia else "storage"
     file = next((wait.target for wait in waiter.files if wait.target), "")
+    over = stall.still >= max(2 * stall.limit, _MIN_DRIVER_SECONDS if nvidia else 0.0)
+    early = nvidia and not over
     draft = check.draft(
         stall,
         "likely",
-        f"the run waits in the kernel for {what}, which does not answer",
+        ("not hung yet: " if early else "")
+        + f"the run waits in the kernel for {what}"
+        # The driver serves one process after the other, and a start of CUDA takes it seconds.
+        + ("" if early else ", which does not answer"),
         f"{command(process, process.pid)} is in state D{where}: it neither runs nor can be interrupted",
     )
     draft.at(at(waiter.frame, "cause", "waits here") or main_line(stall, "cause", "waits here"), main_line(stall))
@@ -67,8 +73,7 @@ def _storage(stall: Stall, waiter: Waiter) -> Draft:
     pressure = stall.pressure.io_full if stall.pressure is not None else None
     draft.because(f"all of the host stood still for {pressure:.0%} of the time, waiting for disks" if pressure else "")
     draft.help("see `dmesg` for the driver" if nvidia else "see `dmesg` and `mount`: does the file system answer?")
-    over = stall.still >= 2 * stall.limit
-    return draft.rated("error" if over else "warning")
+    return draft.rated("error" if over else "note" if early else "warning")
 
 
 def _is_network(stall: Stall, wait: FileWait) -> bool:
