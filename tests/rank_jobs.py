@@ -6,6 +6,8 @@ line that ends in `# twin: CODE` is replaced by CODE in the healthy twin; `# <- 
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import socket
 import subprocess
@@ -94,9 +96,12 @@ def _run_each(folders: list[Path], source: str, local: int) -> list[tuple[int, s
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port below those that the kernel gives to outgoing connections, which other tests make all the time."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def run_job(folder: Path, source: str, ranks: int, *, outside: bool = False, timeout: float = 120) -> Finished:
@@ -120,6 +125,9 @@ def complaint(case: Case, finished: Finished) -> str:
     wanted = (case.code, case.culprit, case.line)
     right = len(told) == 1 and told[0] in (wanted, (case.code, told[0][1] if case.culprit is None else -1, case.line))
     once = finished.stderr.count("error[") == 1
+    told_rank = next((found.rank for found in finished.report.diagnoses if found.severity == "error"), None)
+    if not re.search(rf"error\[\w+\]:.*\branks?\b.*\b{told_rank}\b", finished.stderr):
+        return f"the text does not name rank {told_rank}"
     if case.is_cured and not any(cure.proven for found in finished.report.diagnoses for cure in found.treatments):
         return "no cure was proven"
     return "" if right and once else f"{told} in place of {wanted}, said {finished.stderr.count('error[')} times"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rank_jobs import free_port
 from running import clean_environment, run_script
 
 from torchmedic.runfolder import files
@@ -53,10 +53,7 @@ FORWARD = 1 + SCRIPT.splitlines().index("        loss = model(torch.randn(3, wid
 def torchrun(folder: Path, how: str, *, outside: bool, **variables: str) -> subprocess.CompletedProcess[str]:
     """torchmedic around torchrun, or in each of its ranks."""
     (folder / "train.py").write_text(SCRIPT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={port}"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={free_port()}"]
     medic = ["torchmedic", "run", "--output", "run"]
     command = (
         [sys.executable, "-m", *medic, "--", *launch, "train.py", how]
@@ -93,6 +90,8 @@ def test_one_report(tmp_path: Path, outside: bool, how: str) -> None:
         assert "error_file: /" in shown
         assert "mat1 and mat2 shapes cannot be multiplied" in shown
         assert "exitcode  : 1 " in shown
+    # If both failed alike, the one that was first has told it, and the report keeps the lower one.
+    assert f"error[{code}]: rank 1: " in done.stderr or (how == "shape" and f"error[{code}]: rank 0: " in done.stderr)
     for found in report.diagnoses:
         assert found.cause_location is not None
         # A killed rank was last seen at its last finished step.

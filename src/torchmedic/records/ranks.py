@@ -55,9 +55,18 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         return self.site, tuple((frame.file, frame.line) for frame in self.library)
 
 
-# Collectives whose tensors must have the same shapes on all ranks.
+# Collectives whose tensors must have the same shapes on all ranks. The "shape" of a new group is its members.
 SAME_SHAPES = frozenset(
-    {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_single", "reduce_scatter", "reduce_scatter_single"}
+    {
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "all_gather_single",
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "new_group",
+    }
 )
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 # Marks of a step of DistributedDataParallel; neither is a collective. `backward` stands for the collectives that torch

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from torchmedic.diagnose.registry import is_silent
 from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.runfolder import files, layout
 from torchmedic.runfolder.confidential import shown
+from torchmedic.supervise import ranks
+
+_NAMES_RANK = re.compile(r"\branks? \d|\b\d+ (?:of \d+ )?ranks\b|\ball ranks\b")
 
 
 def identity(environ: Mapping[str, str]) -> str | None:
@@ -60,8 +65,17 @@ class Ledger:
         self._confidential = confidential
 
     def shown(self, diagnosis: Diagnosis) -> Diagnosis:
-        """A diagnosis as it may be printed, and written to the run folder."""
-        return shown(diagnosis) if self._confidential else diagnosis
+        """A diagnosis as it may be printed, and written to the run folder. In a job, its message names the rank.
+
+        A mistake that raises nothing is one of the script, which all ranks run: its rule names ranks where they differ.
+        """
+        found = shown(diagnosis) if self._confidential else diagnosis
+        if is_silent(found) or _NAMES_RANK.search(found.message) or not self._is_of_job():
+            return found
+        return replace(found, message=f"rank {found.rank}: {found.message}")
+
+    def _is_of_job(self) -> bool:
+        return self._rank is not None or len({ranks.rank_of(each) for each in layout.process_folders(self._work)}) > 1
 
     def publish(self, report: Report) -> frozenset[object]:
         """Write the report, and return the keys (`same_finding`) of what other ranks have found."""

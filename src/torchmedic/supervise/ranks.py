@@ -13,16 +13,19 @@ from torchmedic.detect.ranks import alignment, culprit, messages
 from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import ring
+from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
-from torchmedic.records.ranks import Fate, Job, RankLog, RankState, RemoteRank
+from torchmedic.records.ranks import Collective, Fate, Job, RankLog, RankState, RemoteRank
 from torchmedic.runfolder import events, files, layout, questions
 from torchmedic.settings import working_folder
+from torchmedic.source.user_code import is_user_file
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process
 
 # How long the rank that is waited for is given to be explained: times the limit for a stall, and seconds beyond it.
 _VICTIM_LIMITS = 1.9
 _MIN_VICTIM_SECONDS = 10.0
+_FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
 
@@ -39,6 +42,7 @@ def rank_of(folder: Path) -> int:
 def read_job(run: Path, *, still: float = 0.0) -> Job | None:
     """All ranks that have called a collective; None if fewer than two have."""
     states = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]
+    states = [_with_fatal_call(run, state, states) for state in states]
     states += _elsewhere(run, {state.rank for state in states})
     logs = [state.log for state in states if state.log is not None]
     world = max((log.world_size for log in logs), default=0)
@@ -102,6 +106,27 @@ def _state(run: Path, folder: Path) -> RankState | None:
         updates=box.last.updates if box is not None and box.last is not None else 0,
         skipped=next(iter(skipped.frames), None) if skipped is not None else None,
     )
+
+
+def _with_fatal_call(run: Path, state: RankState, states: list[RankState]) -> RankState:
+    """The state of a rank that died in a functional collective, such as those of DTensor, with this call in its log.
+
+    Only the Flight Recorder knows such calls, and it is lost with its process. The stack at the death shows the last.
+    """
+    log, path = state.log, files.stack_files(run).get(state.log.pid) if state.log is not None else None
+    if log is None or log.complete or state.fate != "died" or path is None:
+        return state
+    for thread in read_stacks(path)[1]:
+        inner = next((each for each in thread.frames if each.file.endswith(_FUNCTIONAL)), None)
+        users = tuple(each for each in thread.frames if is_user_file(each.file))[:MAX_USER_FRAMES]
+        if inner is None or not users:
+            continue
+        call = Collective(op=inner.function, frames=users, time=log.calls[-1].time if log.calls else 0.0)
+        known = (each for other in states if other.log is not None for each in other.log.calls)
+        if all(each.site != call.site for each in known):  # else the others make this call, too
+            at = msgspec.structs.replace(log, calls=(*log.calls, call))
+            return msgspec.structs.replace(state, log=at)
+    return state
 
 
 def _log(folder: Path) -> RankLog | None:

@@ -212,6 +212,8 @@ class Supervisor:
         from torchmedic.diagnose import registry
         from torchmedic.diagnose.engine import diagnose
 
+        if self._rank is not None:
+            death = replace(death, rank=self._rank)  # a process that died before it had a folder is of this rank, too
         return diagnose(death, registry.DEATHS)
 
     def _symptom(self) -> str | None:

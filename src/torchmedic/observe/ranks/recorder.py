@@ -205,7 +205,8 @@ class Recorder:
 
         @functools.wraps(original)
         def _new_group_with_tag(*args: Any, **kwargs: Any) -> Any:
-            note("new_group", None, args, kwargs)
+            if not kwargs.get("use_local_synchronization"):  # else only the members of the group make this call
+                note("new_group", None, args, kwargs)
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -281,6 +282,8 @@ def _contents(
     """The shapes and dtypes of the tensors that a rank sends; of a new group, its members."""
     if op == "new_group":
         members = args[0] if args else kwargs.get("ranks")
-        return ((tuple(members),) if members is not None else ()), ()
+        if members is None:
+            members = range(torch.distributed.get_world_size())
+        return ((tuple(sorted(members)),) if hasattr(members, "__len__") else ()), ()  # an iterator is for torch
     found = [each for each in tensors or () if isinstance(each, Tensor)]
     return tuple(tuple(each.shape) for each in found), tuple(str(each.dtype)[6:] for each in found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -29,19 +29,24 @@ class CannotStandIn(Exception):
     """The module of the job cannot be copied, or torch has no group of one rank."""
 
 
-def two_steps(runner: Runner, wrapper: DistributedDataParallel, **settings: Any) -> ReplayResult:
+def two_steps(
+    runner: Runner, wrapper: DistributedDataParallel, left_out: Collection[str] = (), **settings: Any
+) -> ReplayResult:
     """Replay a step twice, with a wrapper of other settings. The second result is returned if the first has no error.
 
-    Whether all parameters have got their gradient is asked by DistributedDataParallel at the next forward.
+    Whether all parameters have got their gradient is asked by DistributedDataParallel at the next forward. The
+    parameters `left_out` get none in the first of the two: it stands in for an earlier step that did not use them.
 
     Raises:
         CannotStandIn: With the reason.
     """
     lone = _made(wrapper, settings)
     played = ReplayResult()
-    for _ in range(2):
-        for parameter in lone.module.parameters():
+    is_trained = {name: parameter.requires_grad for name, parameter in lone.module.named_parameters()}
+    for unused in (left_out, ()):
+        for name, parameter in lone.module.named_parameters():
             parameter.grad = None
+            parameter.requires_grad_(is_trained[name] and name not in unused)
         played = runner.play(_in_place_of(wrapper, lone), _Allowed(lone.process_group))
         if played.error is not None:
             return played

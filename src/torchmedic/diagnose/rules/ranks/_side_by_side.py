@@ -9,7 +9,7 @@ from torchmedic.detect.ranks.culprit import deciding_branch, deciding_frame
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import listed
-from torchmedic.records import Location, Role
+from torchmedic.records import Location, Role, StackFrame
 from torchmedic.records.ranks import Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.user_code import relative
@@ -112,9 +112,29 @@ def is_by_rank(difference: Difference) -> bool:
 
 def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
     """The loop that the culprits have left; None if they are in it, or have only left out a part of a turn."""
-    if any(state is not None and state.skipped is not None for state in map(job.of, difference.culprits)):
+    states = [state for state in map(job.of, difference.culprits) if state is not None]
+    if any(_skipped(state, difference) is not None for state in states):
         return None
     return _left(job, difference) if _continue(job, difference) is None else None
+
+
+def _skipped(state: RankState, difference: Difference) -> StackFrame | None:
+    """The forward that the rank left without its backward; None if the next call is still a part of that step.
+
+    Such a call is in the function of the forward, below it, and no backward stands between the two.
+    """
+    forward, call, expected = state.skipped, difference.call, difference.expected
+    if forward is None or call is None or expected is None:
+        return forward
+    for frame in call.frames:
+        if (frame.file, frame.function) == (forward.file, forward.function):
+            between = [
+                each.line
+                for each in expected.frames
+                if (each.file, each.function) == (forward.file, forward.function) and each.line < frame.line
+            ]
+            return forward if frame.line <= forward.line or between else None
+    return forward
 
 
 def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
@@ -135,6 +155,8 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
             for loop in loops_around(frame.file, frame.line):
                 if (frame.file, loop.line) not in known:
                     continue
+                if _is_guarded_part(frame, loop, last):
+                    continue
                 inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
                 if inside and (alone or difference.call is None):
                     return None  # a call for this rank only in a turn of the loop, or a turn that is not over
@@ -143,6 +165,18 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
         if found:
             return _telling(found)
     return None
+
+
+def _is_guarded_part(frame: StackFrame, loop: Loop, last: list[tuple[str, int]]) -> bool:
+    """Whether an `if` inside a loop leads to a call, and the loop is a part of a step, which the rank goes on with.
+
+    Then the `if` is the likelier reason why the rank did not make the call.
+    """
+    branches = [each for each in branches_around(frame.file, frame.line) if each.line > loop.line]
+    guarded = any(each.taken and not each.by_rank and "%" not in each.test for each in branches)
+    outer = [each for each in loops_around(frame.file, frame.line) if each.line < loop.line]
+    goes_on = any(file == frame.file and each.line <= line <= each.end for each in outer for file, line in last)
+    return guarded and not loop.exits and (goes_on or frame.function == "forward")
 
 
 def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
@@ -180,13 +214,13 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
     state = job.of(difference.culprits[0])
     if expected is None or state is None or not expected.frames:
         return None
-    doubtful = difference.kind != "missing" and state.skipped is None
-    if doubtful:
+    skipped = _skipped(state, difference)
+    if difference.kind != "missing" and skipped is None:
         return _continue(job, difference)
     for frame in expected.frames:
         exits = exits_before(frame.file, frame.line)
-        if state.skipped is not None and state.skipped.file == frame.file:
-            exits = [branch for branch in exits if branch.line >= state.skipped.line]
+        if skipped is not None and skipped.file == frame.file:
+            exits = [branch for branch in exits if branch.line >= skipped.line]
         if exits:
             return frame.file, exits[0].line, exits[0].header
         around = [branch for branch in branches_around(frame.file, frame.line) if branch.taken]

@@ -1,13 +1,14 @@
 """Ranks call the same collective with contents that do not fit.
 
 What: all ranks are at the same call, but the tensors have different shapes or dtypes, or the ranks name different
-source ranks. gloo aborts the process or waits for ever; NCCL mixes up memory or waits for ever.
+source ranks, or other members for a new group. gloo aborts the process or waits for ever; NCCL mixes up memory or
+waits for ever.
 
 Why: the last batch of one rank is smaller, a list has another length on each rank, one rank computes in another dtype,
-the source is computed from the rank.
+the source is computed from the rank, groups are made in another order.
 
 Cure: pad to a common size (`all_reduce` the sizes with MAX first) or drop the last batch; convert to one dtype; pass
-the same source on all ranks.
+the same source on all ranks; make all groups on all ranks, in one order.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
     "dtype": "convert the tensor to one dtype on all ranks before the call",
     "source rank": "pass the same rank as source or destination on all ranks",
+    "members": "make the groups in the same order on all ranks, also on ranks that are no members",
 }
 
 
@@ -51,11 +53,12 @@ def _difference(call: Collective, expected: Collective) -> tuple[str, str, str]:
         if one != other:
             return "dtype", one, other
     if call.shapes != expected.shapes:
+        kind = "members" if call.op == "new_group" else "shape"
         pairs = zip(call.shapes, expected.shapes, strict=False)
         unequal = [pair for pair in pairs if pair[0] != pair[1]]
         if unequal:
-            return "shape", str(list(unequal[0][0])), str(list(unequal[0][1]))
-        return "shape", f"{len(call.shapes)} tensors", f"{len(expected.shapes)} tensors"
+            return kind, str(list(unequal[0][0])), str(list(unequal[0][1]))
+        return kind, f"{len(call.shapes)} tensors", f"{len(expected.shapes)} tensors"
     if call.peer != expected.peer:
         return "source rank", str(call.peer), str(expected.peer)
     return "", "", ""

@@ -61,7 +61,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if names:
         draft.because(f"no gradient: {', '.join(f'`{name}`' for name in names[:_MAX_NAMED])}")
     draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}")
-    draft.treat(*_treatments(evidence, wrapper, is_frozen=is_frozen))
+    draft.treat(*_treatments(evidence, wrapper, names, is_frozen=is_frozen))
     if not is_frozen:
         draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
     return draft
@@ -98,10 +98,11 @@ def _freezes(node: ast.AST) -> bool:
     return any(isinstance(value, ast.Constant) and value.value is False for value in given)
 
 
-def _treatments(evidence: RaisedEvidence, wrapper: Any, *, is_frozen: bool) -> list[Treatment]:
+def _treatments(evidence: RaisedEvidence, wrapper: Any, names: list[str], *, is_frozen: bool) -> list[Treatment]:
     """What helps, tried on the failing step: it must fail as the job did without the cure, and pass with it.
 
-    A wrapper that is made now does not count frozen parameters: that the step passes in it is a cure by itself.
+    A wrapper that is made now does not count frozen parameters: that the step passes in it is a cure by itself. If the
+    failing step uses all parameters, the step before it did not: a step without them stands in for that one.
     """
     advice = Treatment(title="pass `find_unused_parameters=True` to DistributedDataParallel", safety="safe")
     again = Treatment(title="freeze the parameters before the model is wrapped, or wrap it anew")
@@ -111,17 +112,22 @@ def _treatments(evidence: RaisedEvidence, wrapper: Any, *, is_frozen: bool) -> l
         plain = two_steps(runner, wrapper)
         if is_frozen:
             return [_proven(again, plain), advice]
+        left_out: list[str] = []
+        if plain.error is None:
+            left_out = names
+            plain = two_steps(runner, wrapper, left_out)
         if plain.error is None or _UNFINISHED not in str(plain.error):
-            return wanted  # this step uses all parameters; the one before it did not
-        return [_proven(advice, two_steps(runner, wrapper, find_unused_parameters=True))]
+            return wanted
+        cured = two_steps(runner, wrapper, left_out, find_unused_parameters=True)
+        return [_proven(advice, cured, f"a step without `{left_out[0]}` and this one" if left_out else "")]
     except (CannotCut, CannotStandIn):
         return wanted
 
 
-def _proven(advice: Treatment, played: ReplayResult) -> Treatment:
+def _proven(advice: Treatment, played: ReplayResult, steps: str = "") -> Treatment:
     if not passes(played):
         return advice
-    result = f"two steps in a row, in a group of this rank alone: {describe(played)}"
+    result = f"{steps or 'two steps in a row'}, in a group of this rank alone: {describe(played)}"
     return msgspec.structs.replace(advice, proven=True, result=result)
 
 
