@@ -30,6 +30,14 @@ class Copy(NamedTuple):
     tensors: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]
     optimizers: list[OptimizerState]
 
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The tensors that still exist, each with its value of then."""
+        return [
+            (tensor, value)
+            for reference, value in self.tensors
+            if (tensor := reference()) is not None and tensor.shape == value.shape and tensor.dtype == value.dtype
+        ]
+
 
 class NoRoom(Exception):
     """A copy takes too much memory."""

@@ -54,6 +54,7 @@ class Trajectory:
 
     def __init__(self, window: Window, frame: FrameType | None, agent: StepContext, max_updates: int) -> None:
         self._copy = window.copy
+        self._rewound = {id(tensor): tensor for tensor, _ in window.copy.pairs()}
         self._frame, self._agent = frame, agent
         self._others: dict[int, Step] = {}
         self.units = list(units_of(window.calls, frame, agent, max_updates))
@@ -175,8 +176,7 @@ class Trajectory:
             raise _Stopped("it took too long")
 
     def _largest_weight(self) -> float:
-        tensors = [tensor for reference, _ in self._copy.tensors if (tensor := reference()) is not None]
-        return max((float(tensor.detach().abs().amax()) for tensor in tensors), default=0.0)
+        return max((float(tensor.detach().abs().amax()) for tensor in self._rewound.values()), default=0.0)
 
     def _settled(self, position: int, change: Change) -> tuple[float, Gradients]:
         """A step in the way that comes nearest to its recorded loss: to new weights most batches are nearly alike."""
@@ -232,6 +232,8 @@ class Trajectory:
         if by_hand:
             taken = rebound(step, played) or taken
         for tensor, gradient in taken:
+            if id(tensor) not in self._rewound:
+                continue  # trained only since the copy: an update of this tensor could not be undone
             known = total.get(id(tensor))
             total[id(tensor)] = (tensor, gradient if known is None else known[1] + gradient)
         return played

@@ -26,12 +26,10 @@ def rewound(copy: Copy, *, with_state: bool = True) -> Iterator[None]:
         with_state: Whether the optimizers have the state of then; otherwise they have none.
     """
     with contextlib.ExitStack() as stack:
-        for reference, value in copy.tensors:
-            tensor = reference()
-            if tensor is not None and tensor.shape == value.shape and tensor.dtype == value.dtype:
-                stack.callback(_put_back, tensor, tensor.data, tensor.grad, tensor._version)
-                tensor.data = value.clone()
-                tensor.grad = None
+        for tensor, value in copy.pairs():
+            stack.callback(_put_back, tensor, tensor.data, tensor.grad, tensor._version)
+            tensor.data = value.clone()
+            tensor.grad = None
         for held in copy.optimizers:
             optimizer = held.optimizer()
             if optimizer is not None:
