@@ -19,6 +19,8 @@ from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.spots import Spot
 from torchmedic.source.syntax import FUNCTIONS, innermost, syntax_tree
 
+_COMPILED = "_orig_mod."  # what `torch.compile` puts before the names of a module
+
 
 class CheckUp:
     """The evidence of the rules about what one step does.
@@ -123,7 +125,7 @@ class CheckUp:
             for path, module in model.named_modules():
                 for name, held in module._parameters.items():
                     if held is tensor:
-                        yield model, f"{path}.{name}".lstrip("."), module
+                        yield model, f"{path}.{name}".lstrip(".").replace(_COMPILED, ""), module
 
 
 def spot_of(site: Site) -> Spot:

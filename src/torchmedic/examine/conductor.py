@@ -6,6 +6,7 @@ This module is loaded in every watched process, so it imports the stages where t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torchmedic.records import Diagnosis, WorkerFailure
 from torchmedic.runfolder.confidential import is_confidential
 
 if TYPE_CHECKING:
+    import torch
     from torch.optim import Optimizer
 
     from torchmedic.observe.checkup.loss_graph import LossGraph
@@ -90,6 +92,11 @@ class Conductor(GrowthConductor):
         from torchmedic.examine.silent_mistakes import explain_first_steps
 
         explain_first_steps(graphs, unreached, frame, self._agent, self._said)
+
+    def run_eagerly(self, frame: FrameType, context: AbstractContextManager[None]) -> Sequence[torch.Tensor]:
+        from torchmedic.examine.compiled_step import run_eagerly
+
+        return run_eagerly(frame, context, self._agent)
 
     def prepare_loop(self) -> object:
         from torchmedic.detect.loop import find

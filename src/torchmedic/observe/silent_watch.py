@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from torchmedic.observe.heap.walk import Held
 from torchmedic.observe.loop.ledger import Habits
 
 if TYPE_CHECKING:
+    import torch
+
     from torchmedic.observe.agent import Agent
 
 
@@ -41,6 +44,17 @@ class Suspicions:
         if not self._is_moot:
             with self._agent.paused():
                 self._agent.stages.check_up((), unreached, frame)
+
+    def run_eagerly(self, frame: FrameType, context: AbstractContextManager[None]) -> Sequence[torch.Tensor]:
+        """Compiled code is to be looked at: run the step up to its backward again, without the compiler."""
+        return self._run_eagerly(frame, context) or ()
+
+    @contained("observe.silent")
+    def _run_eagerly(self, frame: FrameType, context: AbstractContextManager[None]) -> Sequence[torch.Tensor]:
+        if self._is_moot:
+            return ()
+        with self._agent.examining():
+            return self._agent.stages.run_eagerly(frame, context)
 
     @contained("observe.silent")
     def look_at_loop(self, habits: Habits) -> None:

@@ -7,6 +7,7 @@ is something to judge or to explain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -16,6 +17,7 @@ from torchmedic.records import Diagnosis, WorkerFailure
 from torchmedic.records.numbers import NumberTrace
 
 if TYPE_CHECKING:
+    import torch
     from torch.optim import Optimizer
 
     from torchmedic.observe.checkup.loss_graph import LossGraph
@@ -84,6 +86,9 @@ class Stages(GrowthStages, Protocol):
 
     def check_up(self, graphs: Sequence[LossGraph], unreached: Unreached | None, frame: FrameType | None) -> None:
         """The first steps have been looked at."""
+
+    def run_eagerly(self, frame: FrameType, context: AbstractContextManager[None]) -> Sequence[torch.Tensor]:
+        """Run the step up to its backward again, without the compiler; gives what backward would be called on."""
 
     def prepare_loop(self) -> object:
         """Load what `examine_loop` needs; called before training begins, as it takes some milliseconds."""

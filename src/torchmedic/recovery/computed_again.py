@@ -13,7 +13,7 @@ from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.random_calls import RandomState
 from torchmedic.recovery.session import Session
-from torchmedic.replay.isolation.python_state import TooMuchInReach
+from torchmedic.replay.isolation.python_state import THOROUGH_SECONDS, TooMuchInReach
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step
@@ -31,7 +31,7 @@ class ComputedAgain:
         self._notes = step.runner._notes
         self._session = session
         self._settled = False
-        step.runner.thorough = True
+        step.runner.thorough = THOROUGH_SECONDS
 
     def roots(self, original: Sequence[torch.Tensor], spill: EarlySpill) -> list[torch.Tensor]:
         """The loss of the step with a new graph.

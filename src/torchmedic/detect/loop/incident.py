@@ -242,7 +242,7 @@ class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
 
     `sign` is a call that treats them as trained, such as `decoder.train()`, on the line `signed`. It is empty if they
-    stand between trained layers and the loss.
+    stand between trained layers and the loss. `twin` is where an optimizer with the same parameters was built.
     """
 
     names: list[str]
@@ -251,6 +251,7 @@ class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     update: Place
     sign: str
     signed: Place | None
+    twin: Place | None
 
 
 class LeafMadeAnew(LoopIncident, frozen=True, kw_only=True):

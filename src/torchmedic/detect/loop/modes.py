@@ -12,6 +12,7 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
 
 _MIN_STEPS = 4  # in evaluation mode that show a habit
+_MIN_STEPS_OF_NEVER = 24  # in evaluation mode, without one in training mode before
 _MIN_BATCHES = 4  # of a validation
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
@@ -48,13 +49,15 @@ def _updates(events: list[Event]) -> Iterator[tuple[Event, Event]]:
 
 
 def _trained_in_eval(habits: Habits) -> Iterator[LoopIncident]:
-    """The loop began in training mode, was switched to evaluation, and was never switched back."""
+    """The model is trained in evaluation mode: since it was switched there once, or from the start."""
     by_site: dict[tuple[int, int], list[tuple[Event, Event]]] = {}
     for forward, backward in _updates(habits.events):
         by_site.setdefault((forward.who, backward.site), []).append((forward, backward))
     for (who, _), calls in by_site.items():
         switch = _last_in_training(calls)
         model = habits.thing(who)
+        if isinstance(model, nn.Module) and not any(forward.fact.training for forward, _ in calls):
+            yield from _never_in_training(habits, model, who, calls)
         if switch is None or not isinstance(model, nn.Module) or model.training:
             continue
         norms, dropouts = layers_that_care(model)
@@ -79,6 +82,34 @@ def _trained_in_eval(habits: Habits) -> Iterator[LoopIncident]:
             norms=norms,
             dropouts=dropouts,
         )
+
+
+def _never_in_training(
+    habits: Habits, model: nn.Module, who: int, calls: list[tuple[Event, Event]]
+) -> Iterator[LoopIncident]:
+    """The model was in evaluation mode from the first update on, and its normalisation has never seen any data.
+
+    To normalise with statistics that were learned before is often meant. Those of the constructor do not normalise.
+    """
+    switched = [event for event in habits.events if event.kind == "eval" and event.who == who]
+    norms = [part for part in model.modules() if isinstance(part, _NORMS) and part.track_running_stats]
+    if len(calls) < _MIN_STEPS_OF_NEVER or not switched or not norms or any(part.training for part in norms):
+        return
+    if any(part.num_batches_tracked is None or int(part.num_batches_tracked) for part in norms):
+        return
+    if any(bool(part.running_mean.any()) for part in norms if part.running_mean is not None):
+        return  # they were loaded or copied
+    last_forward, last_backward = calls[-1]
+    names, dropouts = layers_that_care(model)
+    yield TrainingInEvalMode(
+        step=last_backward.step,
+        cause=switched[-1].place,
+        forward=last_forward.place,
+        before=0,
+        since=len(calls),
+        norms=names,
+        dropouts=dropouts,
+    )
 
 
 def _last_in_training(calls: list[tuple[Event, Event]]) -> int | None:

@@ -3,15 +3,17 @@
 A layer without an optimizer is often meant: a backbone that is kept, a network that only gives a loss, the target of a
 distillation. So all of this must hold: the layer still has the values of its constructor (nobody loaded, copied,
 initialised or updated it), and either gradients of trained layers of the same model pass through it on their way from
-the loss, as through a head, or the loop treats it as trained (`decoder.train()`). A head beside modules that the
-optimizer was given one by one counts as a part of the same model. A selection of single parameters by a
-condition and an optimizer that is built later keep this module silent.
+the loss, as through a head, or the loop treats it as trained (`decoder.train()`), or two optimizers have the very same
+parameters, so that one of them was meant for this layer. A head beside modules that the optimizer was given one by one
+counts as a part of the same model. A selection of single parameters by a condition and an optimizer that is built later
+keep this module silent.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -21,7 +23,7 @@ import torch
 from torch import nn
 
 from torchmedic.detect.loop.incident import LoopIncident, ParametersWithoutOptimizer
-from torchmedic.observe.loop.events import Event
+from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
 from torchmedic.source.live_frames import Frame
@@ -67,6 +69,12 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     found, sign, signed = _between(held, candidates, owned) or _beside(held, candidates, owned), "", None
     if not found:
         found, sign, signed = _treated_as_trained(held, candidates, owned)
+    twin = None
+    if not found and (pair := _with_equal_parameters(stepping)) is not None:
+        found = _whole_modules(held, candidates, owned)
+        reached = min((candidates[id(layer.weight)].step for layer in found.values()), default=0)
+        user = next((event.who for event in steps if event.step >= reached), 0)
+        built, twin = pair if pair[0].number == user else pair[::-1]
     lost = [candidates[id(layer.weight)] for layer in found.values()]
     if not found or any(each.is_written() for each in lost):
         return
@@ -80,6 +88,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
         update=steps[-1].place,
         sign=sign,
         signed=signed,
+        twin=twin.built if twin is not None else None,
     )
 
 
@@ -193,6 +202,28 @@ def _treated_as_trained(
                 found = {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
                 return found, ast.unparse(node), Place(file, node.lineno)
     return {}, "", None
+
+
+def _with_equal_parameters(stepping: list[Watched]) -> tuple[Watched, Watched] | None:
+    """Two optimizers that both step, and have exactly the same parameters."""
+    for first, second in itertools.combinations(stepping, 2):
+        sets = [
+            {id(tensor) for group in watched.optimizer.param_groups for tensor in group["params"]}
+            for watched in (first, second)
+            if watched.optimizer is not None and watched.built is not None
+        ]
+        if len(sets) == 2 and sets[0] == sets[1]:
+            return first, second
+    return None
+
+
+def _whole_modules(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
+    """The layers of the first module in training mode that no optimizer has any part of."""
+    for module, name, _ in held:
+        layers = _layers(module, candidates)
+        if layers and name and module.training and not _has_owned(module, owned):
+            return {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+    return {}
 
 
 def _is_sign(call: ast.Call, name: str) -> bool:

@@ -1,9 +1,9 @@
 """Where tensors leave the graph, watched for one step of a run in which some parameters get no gradient.
 
-`detach`, `.data`, `numpy` and their like build no node, so for that one step these methods of `torch.Tensor` are
-replaced by ones that note the caller and the parameters behind the tensor; and a global module hook notes which
-layers are called, from where, and which of those results they are given. A number that `item` read counts as a cut only
-once a new tensor is made of it: most are read for a log.
+`detach`, `.data`, `numpy` and their like build no node, so for that one step these methods of `torch.Tensor`, and
+`sample` of distributions, are replaced by ones that note the caller and the parameters behind the tensor; and a global
+module hook notes which layers are called, from where, and which of those results they are given. A number that `item`
+read counts as a cut only once a new tensor is made of it: most are read for a log.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class GraphCuts:
             self._put(name, self._noting(name, getattr(torch.Tensor, name)))
         for name in _MAKERS:
             self._put(name, self._making(f"torch.{name}", getattr(torch, name)), torch)
+        for kind in _distributions():
+            self._put("sample", self._sampling(kind.sample), kind)
         data: Any = torch.Tensor.data
         look = self._noting("data", data.__get__)
         self._put("data", property(look, data.__set__))
@@ -135,6 +137,19 @@ class GraphCuts:
         if isinstance(result, float) and len(self._numbers) < _MAX_NUMBERS:
             self._numbers[id(result)] = (result, cut)
 
+    def _sampling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = contained("observe.checkup")(self._note)
+
+        @functools.wraps(original)
+        def sample(distribution: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(distribution, *args, **kwargs)
+            given = [tensor for tensor in vars(distribution).values() if _has_graph(tensor)]
+            if given and distribution.has_rsample and isinstance(result, torch.Tensor) and len(self.cuts) < _MAX_CUTS:
+                note("sample", given[0], result, sys._getframe(1))
+            return result
+
+        return sample
+
     def _making(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         enter = contained("observe.checkup")(self._enter)
 
@@ -176,6 +191,18 @@ class GraphCuts:
             given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
             for cut in self.cuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def _distributions() -> list[type]:
+    """The distributions that have a `sample` of their own."""
+    found = [torch.distributions.Distribution]
+    for kind in found:
+        found += kind.__subclasses__()
+    return [kind for kind in dict.fromkeys(found) if "sample" in vars(kind)]
 
 
 def _numbers_in(given: Any) -> list[float]:

@@ -115,3 +115,14 @@ class LostTerms(GraphCuts):
         # Numbers at the beginning of a sum are added up before the first tensor comes.
         position = turn if is_right else 0 if turn == 1 else None
         self.sums.append(MixedSum(sites_of(frame), is_right, position))
+
+
+def gradient_call(frame: FrameType | None) -> FrameType | None:
+    """The frame of `autograd.grad`, which is most often no training step but a part of one; None for a backward."""
+    for _ in range(6):
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__") == "torch.autograd":
+            return frame if frame.f_code.co_name == "grad" else None
+        frame = frame.f_back
+    return None

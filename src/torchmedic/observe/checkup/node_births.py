@@ -101,14 +101,20 @@ class NodeBirths:
         self.has_hooks = False  # saved tensors are not what they seem: to read one may compute it again
         self.layers: dict[int, tuple[weakref.ref[torch.nn.Module], Birth]] = {}  # that built nodes
         self._count = 0
+        self._modes = 0
         self._undo: list[tuple[Any, str, Any]] = []
         self._loss: LossCall | None = None
         self._minus: dict[Site, tuple[str, str] | None] = {}
 
-    def arm(self) -> bool:
-        """Begin to note; False where that would disturb another tool."""
+    def arm(self, *, modes: int = 0) -> bool:
+        """Begin to note; False where that would disturb another tool.
+
+        Args:
+            modes: Dispatch modes of our own that are on, as in a replay.
+        """
         if self.armed or self.refused:
             return self.armed
+        self._modes = modes
         traces = __import__("torch.fx.traceback", fromlist=["*"])
         if torch.is_anomaly_enabled() or not hasattr(traces, "format_stack"):
             self.refused = torch.is_anomaly_enabled()
@@ -180,7 +186,7 @@ class NodeBirths:
 
     def _answering(self, original: Callable[[], Any]) -> Callable[[], Any]:
         def format_stack() -> Any:
-            if not self.armed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            if not self.armed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > self._modes:
                 return original()
             try:
                 return self._birth(sys._getframe(1))

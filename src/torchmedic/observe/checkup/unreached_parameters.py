@@ -2,7 +2,7 @@
 
 At the first step of an optimizer its parameters without a gradient are noted; in later steps only those are asked
 again, and one that gets its turn is forgotten. Where all have gradients, as nearly always, nothing is left to ask.
-Otherwise one step is watched for what cuts them off.
+Otherwise one step of that optimizer is watched for what cuts them off.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torchmedic.source.objects.graph import leaves_behind
 
 _MIN_STEPS = 24  # of its optimizer, after which a parameter without a gradient is reported
 _MIN_STEPS_OF_WHOLE = 48  # where no parameter of an optimizer has a gradient: its turn may come later
+_MAX_TURNS = 16  # steps of other optimizers while cuts are watched
 _MIN_STEPS_AT_END = 3  # of a script that has come to its end
 
 
@@ -50,6 +51,9 @@ class Unreached:
         self.over = False  # judged
         self.has_whole = False  # the parameters without a gradient are all those of some optimizer
         self._seen: set[int] = set()
+        self._lacking: set[int] = set()  # identities of the optimizers that have such parameters
+        self._is_lacking = False  # the optimizer whose step is under way is one of them
+        self._turns = 0  # of any optimizer, since cuts are watched
 
     @property
     def is_open(self) -> bool:
@@ -61,7 +65,9 @@ class Unreached:
 
     def step_begins(self, optimizer: Any, *, has_closure: bool = False) -> None:
         """A step begins; with a closure, its forward pass is still to come, and the gradients are old."""
-        if not has_closure:
+        self._turns += self.cuts.armed
+        self._is_lacking = id(optimizer) in self._lacking
+        if not has_closure and self._is_watched_turn():
             self.cuts.disarm()
         if self.over:
             return
@@ -72,9 +78,9 @@ class Unreached:
                 self._seen.add(id(optimizer))
             if has_gradients or not has_closure:
                 self.has_whole |= not has_gradients
-                self.missing += [
-                    Missing(tensor) for tensor in parameters if tensor.requires_grad and tensor.grad is None
-                ]
+                lacking = [Missing(tensor) for tensor in parameters if tensor.requires_grad and tensor.grad is None]
+                self._lacking |= {id(optimizer)} if lacking else set()
+                self.missing += lacking
         if self.missing:
             self.steps += 1
             self.missing = [found for found in self.missing if _is_missing(found)]
@@ -86,9 +92,14 @@ class Unreached:
 
     def step_ended(self) -> None:
         if self.cuts.armed:
-            self.cuts.disarm()  # a closure has run the forward pass
+            if self._is_watched_turn():
+                self.cuts.disarm()  # a closure has run the forward pass
         elif self.missing and not self.over:
             self.cuts.arm([tensor for found in self.missing if (tensor := found.reference()) is not None])
+
+    def _is_watched_turn(self) -> bool:
+        """Whether the step is that of an optimizer with such parameters: others may step in between."""
+        return self._is_lacking or self._turns >= _MAX_TURNS
 
     def is_due(self, *, at_end: bool = False) -> bool:
         """Whether there is enough to be judged; once."""

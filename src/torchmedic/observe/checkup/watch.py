@@ -6,22 +6,26 @@ out. A line that calls backward for the first time in a later step is looked at 
 suspicious but may pass, such as a layer that lets no gradient through, is looked at in two more steps. After that there
 is nothing left of all this but one look at a set per backward. When the phase of the training changes (another
 optimizer, layers that are thawed), all lines are looked at again; and so they are a few times late in a long run, as a
-layer may die after it has learned.
+layer may die after it has learned. A step of compiled code is looked at in a replay (`compiled_look`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
 
+from torchmedic.observe.checkup.compiled_look import eager_cuts, eager_graph
 from torchmedic.observe.checkup.graph_facts import all_zero, is_blocked, partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
-from torchmedic.observe.checkup.lost_terms import LostTerms
+from torchmedic.observe.checkup.lost_terms import LostTerms, gradient_call
 from torchmedic.observe.checkup.node_births import NodeBirths
+from torchmedic.observe.checkup.phases import Phases
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.loop.evaluation import Evaluation
@@ -31,11 +35,8 @@ _MAX_ARMED = 40  # times that births are noted
 _MAX_LOOKS = 3  # at a line that shows something suspicious
 _STEPS_BEFORE_LAST_LOOK = 3
 _MAX_SITES = 8  # lines that call backward
-_MAX_PHASES = 4  # changes that are looked at
+_MAX_COMPILED_SITES = 3  # lines that call backward for compiled code
 _STEPS_BETWEEN_QUESTIONS = 32  # for the parameters that are trained
-_FIRST_LATE_LOOK = 64  # steps; the next look comes after four times as many
-_MAX_LATE_LOOKS = 5
-_YOUNG_STEPS = 8  # in which optimizers appear that were there from the start
 
 
 class Judge(Protocol):
@@ -46,6 +47,9 @@ class Judge(Protocol):
 
     def left_out(self, unreached: Unreached, frame: FrameType | None) -> None:
         """Parameters of an optimizer that had no gradient in several steps."""
+
+    def run_eagerly(self, frame: FrameType, context: AbstractContextManager[None]) -> Sequence[torch.Tensor]:
+        """Run the step up to its backward again, without the compiler; gives what backward would be called on."""
 
 
 class Checkup:
@@ -69,11 +73,8 @@ class Checkup:
         self._armed = 0
         self._steps = 0
         self.rests = False  # nothing is under way: a new line or another phase is all that would change that
-        self._trained: dict[int, int] = {}  # by optimizer: how many of its parameters are trained
-        self._known: set[int] = set()  # identities of all that was ever trained
-        self._changes = 0
-        self._late_looks = 0
-        self._next_late_look = _FIRST_LATE_LOOK
+        self._phases = Phases()
+        self._is_compiled = False  # a part of the step
 
     def start(self) -> None:
         self.on = True
@@ -100,6 +101,7 @@ class Checkup:
 
     def compiled(self) -> None:
         """Compiled code is about to run, or to be made: nothing of ours may be seen by it."""
+        self._is_compiled = True
         self._put_back()
 
     def _put_back(self) -> None:
@@ -121,6 +123,9 @@ class Checkup:
         if self.rests and key in self._looks:
             return
         self.rests = False
+        if self._is_compiled:
+            self._look_at_compiled(key, frame)
+            return
         if self.terms.armed:
             self._follow_terms(roots, key, frame)
         if self.unreached.cuts.armed and gradient_call(frame) is None:
@@ -141,6 +146,23 @@ class Checkup:
         self._wanted.discard(key)
         self._looks[key] += 1
         self._fresh.append(LossGraph(self.births, roots, key, self._steps))
+
+    def _look_at_compiled(self, key: tuple[str, int], frame: FrameType) -> None:
+        """A backward of compiled code begins: have the step run without the compiler, and look at that."""
+        is_due = key not in self._looks or key in self._wanted
+        if not self._steps or not is_due or len(self._looks) >= _MAX_COMPILED_SITES or not _is_plain_backward():
+            return
+        if gradient_call(frame) is not None:
+            return
+        self._wanted.discard(key)
+        self._looks[key] += 1
+        rerun = functools.partial(self._judge.run_eagerly, frame)
+        graph = eager_graph(rerun, key, self._steps)
+        self._fresh += [graph] if graph is not None else []
+        missing = [tensor for found in self.unreached.missing if (tensor := found.reference()) is not None]
+        if graph is not None and missing and self.unreached.is_open:
+            self.unreached.cuts.disarm()
+            self.unreached.cuts = eager_cuts(rerun, missing)
 
     @property
     def _awaits_terms(self) -> bool:
@@ -174,16 +196,17 @@ class Checkup:
         if (
             self.rests
             and self._steps % _STEPS_BETWEEN_QUESTIONS
-            and id(optimizer) in self._trained
+            and self._phases.knows(optimizer)
             and self.unreached.knows(optimizer)
         ):
             return
         self.rests = False
         if not has_closure:  # else the forward pass is still to come, inside of the step
             self.births.disarm()
-        if self._steps % _STEPS_BETWEEN_QUESTIONS == 0 or id(optimizer) not in self._trained:
+        if self._steps % _STEPS_BETWEEN_QUESTIONS == 0 or not self._phases.knows(optimizer):
             self._ask_for_phase(optimizer)
-            self._look_late()
+            if self._phases.is_late_look_due(self._steps):
+                self._look_again()
         self.unreached.step_begins(optimizer, has_closure=has_closure)
         if self._fresh:
             gradients = [tensor.grad for group in optimizer.param_groups for tensor in group["params"]]
@@ -193,13 +216,9 @@ class Checkup:
 
     def _ask_for_phase(self, optimizer: Any) -> None:
         """Look at everything again if there is another optimizer, or if other parameters are trained."""
-        tensors = (tensor for group in optimizer.param_groups for tensor in group["params"])
-        trained = {id(tensor) for tensor in tensors if tensor.requires_grad}
-        before, self._trained[id(optimizer)] = self._trained.get(id(optimizer)), len(trained)
-        thawed, self._known = trained - self._known, self._known | trained
-        if before == len(trained) or self._steps < _YOUNG_STEPS or self._changes >= _MAX_PHASES:
+        thawed = self._phases.begun(optimizer, self._steps)
+        if thawed is None:
             return
-        self._changes += 1
         self._look_again()
         if not self.unreached.missing:
             self.unreached.cuts.disarm()
@@ -213,12 +232,6 @@ class Checkup:
             self._wanted.update(self._looks)
             self._looks.clear()
             self._due.clear()
-
-    def _look_late(self) -> None:
-        if self._steps >= self._next_late_look and self._late_looks < _MAX_LATE_LOOKS:
-            self._late_looks += 1
-            self._next_late_look *= 4
-            self._look_again()
 
     def step_ended(self, frame: FrameType) -> None:
         self._steps += 1
@@ -235,7 +248,7 @@ class Checkup:
             self._wanted.add(key)
         if self._wanted:
             self._arm()
-        if not self.terms.armed:
+        if not self.terms.armed and not self._is_compiled:
             self.unreached.step_ended()
             self._watch_terms()
         if self.waits is not None and not self.waits.over:
@@ -258,7 +271,7 @@ class Checkup:
     def _fetch(self) -> None:
         """Have the numbers of the fresh graphs brought to the host. The first steps may wait for them."""
         for graph in self._fresh:
-            graph.fetch(may_wait=self._late_looks == 0)
+            graph.fetch(may_wait=self._phases.late_looks == 0)
         self._awaited += self._fresh
         self._fresh = []
 
@@ -287,14 +300,3 @@ def _is_plain_backward() -> bool:
     if not are_plain():
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
-
-
-def gradient_call(frame: FrameType | None) -> FrameType | None:
-    """The frame of `autograd.grad`, which is most often no training step but a part of one; None for a backward."""
-    for _ in range(6):
-        if frame is None:
-            return None
-        if frame.f_globals.get("__name__") == "torch.autograd":
-            return frame if frame.f_code.co_name == "grad" else None
-        frame = frame.f_back
-    return None

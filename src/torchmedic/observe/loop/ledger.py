@@ -162,7 +162,9 @@ class Habits(Numbering):
         user = user_frame(frame)
         built = Place(user.f_code.co_filename, user.f_lineno) if user is not None else None
         number = self.number(optimizer)
-        self.optimizers[number] = Watched(optimizer, number, built)
+        known = self.optimizers.get(number)
+        if known is None or known.built is None:  # `load_state_dict` comes here for one that was built before
+            self.optimizers[number] = Watched(optimizer, number, built)
         for dead in [key for key, watched in self.optimizers.items() if watched.optimizer is None]:
             del self.optimizers[dead]
 

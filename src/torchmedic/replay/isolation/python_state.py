@@ -40,7 +40,7 @@ from torchmedic.source.user_variables import user_modules
 
 _MAX_SECONDS = 0.3  # for the walk
 _MAX_OBJECTS = 300_000
-_MAX_THOROUGH_SECONDS = 30.0  # for a walk that must come to its end
+THOROUGH_SECONDS = 30.0  # for a walk that must come to its end, where nothing else is to be done
 _MAX_THOROUGH_OBJECTS = 5_000_000
 _MAX_ITEMS = 10_000  # of a container that are all followed
 _MAX_FOLLOWED = 1_000  # items of a longer one
@@ -70,12 +70,12 @@ class TooMuchInReach(Exception):
 
 
 @contextlib.contextmanager
-def python_left_alone(frame: FrameType, *, thorough: bool = False) -> Iterator[set[int]]:
+def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[set[int]]:
     """Put back what the block changes in what a frame, its callers and the user's modules hold.
 
     Args:
         frame: The innermost frame.
-        thorough: Whether everything in reach must be noted, however long that takes.
+        thorough: Seconds in which everything in reach must be noted; 0 if what is nearest will do.
 
     Yields:
         The identities of iterators that cannot be put back.
@@ -87,7 +87,7 @@ def python_left_alone(frame: FrameType, *, thorough: bool = False) -> Iterator[s
     put_backs = settings()
     roots = [*_stack_variables(frame), *(variables for _, variables in user_modules())]
     if thorough:
-        if not walk.follow(roots, _MAX_THOROUGH_SECONDS, _MAX_THOROUGH_OBJECTS):
+        if not walk.follow(roots, thorough, _MAX_THOROUGH_OBJECTS):
             raise TooMuchInReach
     else:
         walk.follow(roots)

@@ -32,7 +32,7 @@ _OPERATIONS_PER_LOOK = 64  # at memory
 
 
 @contextlib.contextmanager
-def harmless(frame: FrameType, *, thorough: bool = False) -> Iterator[None]:
+def harmless(frame: FrameType, *, thorough: float = 0.0) -> Iterator[None]:
     """Keep the block from the world outside, and put back what it changes in Python.
 
     Raises:

@@ -84,7 +84,7 @@ class Runner:
         self.frozen: set[tuple[int, int]] = set()  # statements that are not run again: their result is taken over
         self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
         self.ends_at_exchange = False  # whether the step ends where gradients are exchanged with other ranks by hand
-        self.thorough = False  # whether the replay must be sure to leave nothing behind; if it cannot be, it raises
+        self.thorough = 0.0  # seconds in which the replay makes sure that it leaves nothing behind, or else raises
         self.shadow: Shadow | None = None  # runs the step on the CPU, where its device is lost
 
     @property

@@ -24,7 +24,7 @@ from torchmedic.source.lookup.layer_construction import (
 )
 from torchmedic.source.lookup.origins import origin_of, user_argument
 from torchmedic.source.objects.graph import walk
-from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import relative
 from torchmedic.source.user_variables import user_trees
 
@@ -46,7 +46,12 @@ def maker_of(tensor: torch.Tensor, size: int, frames: list[Frame]) -> torch.nn.M
 
 
 def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Location | None:
-    """The line that built a layer, also when an attribute of a trainer holds the model."""
+    """The line that built a layer, also if an attribute of a trainer holds the model or a helper function built it."""
+    found = _built_at(frames, layer, label)
+    return found if found is None else _in_helper(found, type(layer).__name__, label) or found
+
+
+def _built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Location | None:
     found = built_at(frames, layer, label)
     if found is not None:
         return found
@@ -133,6 +138,20 @@ def constructed_at(
         named = _called_at(built)
         fitting = [each for each in fitting if each.function in named]
     return node_location(role, fitting[0].file, fitting[0].call, label) if len(fitting) == 1 else None
+
+
+def _in_helper(built: Location, name: str, label: str) -> Location | None:
+    """The only call of a class in the helper functions of the function around a line; None if the line has such a call.
+
+    So `self.body = nn.Sequential(*parts)` leads to the line of a helper function that makes one of the parts.
+    """
+    tree = syntax_tree(os.path.abspath(built.file))
+    around = innermost(tree, built.line, FUNCTIONS) if tree is not None else None
+    if around is None or any(_is_at(each, built) for each in _calls_of(name)):
+        return None
+    called = {callee(node) for node in ast.walk(around) if isinstance(node, ast.Call)}
+    fitting = [each for each in _calls_of(name) if each.function and each.function in called]
+    return node_location(built.role, fitting[0].file, fitting[0].call, label) if len(fitting) == 1 else None
 
 
 def _is_at(made: _Made, built: Location) -> bool:

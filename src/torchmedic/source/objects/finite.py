@@ -65,10 +65,13 @@ def is_bad(value: Any, depth: int = 2) -> bool:
         if isinstance(value, torch.Tensor):
             is_read = value.device.type == "cpu" and value.is_floating_point() and value.numel() <= _MAX_ELEMENTS
             return is_read and not is_finite(value)
-        if type(value).__module__.split(".")[0] == "numpy" and getattr(value, "dtype", None) is not None:
-            import numpy
-
-            return value.dtype.kind == "f" and not bool(numpy.isfinite(value).all())
+        library = type(value).__module__.partition(".")[0]
+        if library == "numpy" and getattr(value, "dtype", None) is not None:
+            return _is_bad_array(value)
+        if library == "pandas" and depth:
+            if getattr(value, "ndim", 0) == 2:  # a missing text in a column of texts is no bad number
+                return any(column.dtype.kind == "f" and _is_bad_array(column.to_numpy()) for _, column in value.items())
+            return _is_bad_array(value.to_numpy())
         if depth and isinstance(value, list | tuple):
             return any(is_bad(part, depth - 1) for part in _ends(value))
         if depth and isinstance(value, dict):
@@ -76,6 +79,15 @@ def is_bad(value: Any, depth: int = 2) -> bool:
     except Exception:  # whatever an object of the user does when it is looked at
         return False
     return False
+
+
+def _is_bad_array(array: Any) -> bool:
+    """Whether an array of NumPy's holds NaN or infinity. A table's row of several types is an array of objects."""
+    import numpy
+
+    if array.dtype.kind == "O" and array.size <= _MAX_ITEMS:
+        return any(isinstance(item, float) and not math.isfinite(item) for item in array.flat)
+    return array.dtype.kind == "f" and not bool(numpy.isfinite(array).all())
 
 
 def _ends(items: list[Any] | tuple[Any, ...]) -> list[Any]:

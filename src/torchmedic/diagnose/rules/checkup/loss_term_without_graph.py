@@ -34,6 +34,7 @@ from torchmedic.source.lookup.term_flow import (
     sum_at,
     terms_of,
 )
+from torchmedic.source.spots import Spot, spot_of_node
 from torchmedic.source.syntax import FUNCTIONS, has_line, last_name, nodes_in, syntax_tree
 
 _OFF = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
@@ -87,12 +88,20 @@ def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, l
     terms = terms_of(found, spot.file, index=mixed.position, is_right=mixed.is_right, callees=callees)
     if not terms:
         return "", []
-    if not isinstance(found, ast.Call) and set.intersection(*map(names_in, operands(found))):
-        return "", []  # as in `a + (b - a).detach()`, which gives a loss another value on purpose
     flow = parts_behind(terms)
     places = [(cut, map(spot_of, (*cut.sites, *cut.entered))) for cut in cuts]
     behind = [cut for cut, spots in places if any(part.covers(spot) for spot in spots for part in flow)]
+    if not isinstance(found, ast.Call):
+        other = names_in(operands(found)[0 if mixed.is_right else 1])
+        if any(other & _names_at(spot_of(cut.sites[0])) for cut in behind):
+            return "", []  # as in `a + (b - a).detach()`, which gives a loss another value on purpose
     return _text(terms), sorted(behind, key=lambda cut: bool(cut.entered))
+
+
+def _names_at(spot: Spot) -> set[str]:
+    """The names in the expression at a spot."""
+    found = (node for node in nodes_in(syntax_tree(spot.file)) if isinstance(node, ast.expr))
+    return next((names_in(node) for node in found if span_of(spot_of_node(spot.file, node)) == span_of(spot)), set())
 
 
 def _text(terms: tuple[Part, ...]) -> str:

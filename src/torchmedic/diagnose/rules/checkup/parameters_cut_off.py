@@ -1,8 +1,8 @@
 """An optimizer holds parameters whose result is cut off from the loss.
 
 What: these parameters require a gradient and are used in the forward pass, but had no gradient in any step. Their
-result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, or by
-`item()` where a new tensor is made of the number.
+result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, by
+`sample()` of a distribution where `rsample()` was meant, or by `item()` where a new tensor is made of the number.
 
 Why: autograd follows only the operations that it has recorded. Parameters before a cut get no gradient; the optimizer
 skips them silently, and they keep their initial values. The rest of the model may still learn, so the loss falls all
@@ -36,8 +36,10 @@ def check(evidence: CheckUp) -> Diagnosis | None:
     cuts = [cut for cut in unreached.cuts.cuts if cut.sites and not cut.behind.isdisjoint(missing)]
     if not cuts:
         return None
-    # What a layer is given as it is goes on to the loss. Else the last one: there may be others, for a log.
-    cut = next((cut for cut in cuts if cut.fed), next((cut for cut in cuts if cut.entered), cuts[-1]))
+    # What a layer is given as it is goes on to the loss. Else the last one: there may be others, for a log. `detach()`
+    # is written on purpose more often than `sample()` instead of `rsample()`.
+    likely = [cut for cut in cuts if cut.fed] or [cut for cut in cuts if cut.entered or cut.name == "sample"]
+    cut = likely[0] if likely else cuts[-1]
     lost = [tensor for key, tensor in missing.items() if key in cut.behind]
     if _is_copy_of_other(evidence, lost, missing):
         return None
@@ -88,5 +90,6 @@ def _diagnosis(evidence: CheckUp, cut: Cut, others: list[Cut], lost: list[torch.
         evidence.at("surfaced", cut.entered, "makes a tensor of these numbers"),
     )
     draft.because(f"no gradient in {steps} steps: {shown}" if shown else f"no gradient in {steps} steps")
-    draft.help(f"remove {how} if these parameters are to learn; else leave them out of the optimizer")
+    cure = "write `rsample()`" if cut.name == "sample" else f"remove {how}"
+    draft.help(f"{cure} if these parameters are to learn; else leave them out of the optimizer")
     return draft.done(step=steps, severity="warning")

@@ -27,10 +27,13 @@ def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Draft
         evidence,
         "likely",
         f"no optimizer has the parameters of {names}",
-        "the optimizer was given other parts of the model only",
+        "the optimizer was given other parts of the model only"
+        if incident.twin is None
+        else "two optimizers were given the same parameters",
     )
     draft.at(
         evidence.at("cause", incident.cause, "leaves them out"),
+        evidence.at("origin", incident.twin, "has the same parameters"),
         evidence.at("origin", incident.signed, f"`{incident.sign}`: they are meant to be trained"),
         evidence.at("surfaced", incident.update, "leaves them as they are", "step"),
     )
@@ -38,7 +41,7 @@ def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Draft
         f"the loss reaches {count(incident.elements, 'weight')} there, and {count(incident.updates, 'update')} changed "
         "none of them: they still have the random values of their constructor",
         ""
-        if incident.sign
+        if incident.sign or incident.twin
         else "gradients pass through them from the loss to layers of the same model that an optimizer has",
     )
     return draft.help(
