@@ -197,9 +197,9 @@ def _has_graph(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
-def _distributions() -> list[type]:
+def _distributions() -> list[Any]:
     """The distributions that have a `sample` of their own."""
-    found = [torch.distributions.Distribution]
+    found: list[Any] = [torch.distributions.Distribution]
     for kind in found:
         found += kind.__subclasses__()
     return [kind for kind in dict.fromkeys(found) if "sample" in vars(kind)]
