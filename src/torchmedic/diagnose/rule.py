@@ -54,8 +54,11 @@ class Rule(msgspec.Struct, Generic[E_contra], frozen=True):
     name: str
     check: Check[E_contra]
 
-    def draft(self, evidence: E_contra, grade: Grade, message: str, cause: str) -> Draft:
-        """Begin the diagnosis of this rule, in the step and on the rank of the evidence."""
+    def draft(self, evidence: E_contra, grade: Grade, message: str = "", cause: str = "") -> Draft:
+        """Begin the diagnosis of this rule, in the step and on the rank of the evidence.
+
+        Long texts are set as attributes of the draft: `draft.message = ...`, `draft.cause = ...`.
+        """
         return Draft(self.code, self.name, grade, message, cause, step=evidence.step_number, rank=evidence.rank)
 
 
@@ -87,8 +90,8 @@ class Draft:
         self.code = code
         self._name = name
         self._grade: Grade = grade
-        self._message = message
-        self._cause = cause
+        self.message = message
+        self.cause = cause
         self._step = step
         self._rank = rank
         self._severity: Severity = "error"
@@ -125,10 +128,11 @@ class Draft:
         self._treatments.append(Treatment(title=title, patch=patch, safety=safety))
         return self
 
-    def treat(self, *treatments: Treatment | None) -> Draft:
-        """Add treatments that were tried; None is one that did not pass."""
-        self._treatments.extend(treatment for treatment in treatments if treatment is not None)
-        return self
+    def treat(self, *treatments: Treatment | None, otherwise: str = "") -> Draft:
+        """Add treatments that were tried; None is one that did not pass. `otherwise` is advice where none passed."""
+        passed = [treatment for treatment in treatments if treatment is not None]
+        self._treatments.extend(passed)
+        return self if passed or not otherwise else self.help(otherwise)
 
     @property
     def has_place(self) -> bool:
@@ -140,13 +144,14 @@ class Draft:
 
     def done(self, *, step: int | None = None, severity: Severity | None = None) -> Diagnosis:
         """End the draft, as the engine does. `step` is the one that is meant, where evidence covers several steps."""
+        assert self.message, self.code
         return Diagnosis(
             code=self.code,
             name=self._name,
             severity=severity or self._severity,
             grade=self._grade,
-            message=self._message,
-            cause=self._cause,
+            message=self.message,
+            cause=self.cause,
             step=self._step if step is None else step,
             rank=self._rank,
             locations=tuple(self._locations),

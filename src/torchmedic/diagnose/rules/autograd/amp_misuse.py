@@ -68,23 +68,17 @@ def _no_gradients(evidence: RaisedEvidence) -> Draft | None:
     optimizer = _optimizer(evidence)
     parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
     if evidence.says("prior to update"):
-        draft = check.draft(
-            evidence,
-            "proven",
-            "`update()` of the scaler was called, but no optimizer has been stepped through it",
-            "the scaler learns from `scaler.step(optimizer)` whether the gradients had overflowed",
-        )
+        draft = check.draft(evidence, "proven")
+        draft.message = "`update()` of the scaler was called, but no optimizer has been stepped through it"
+        draft.cause = "the scaler learns from `scaler.step(optimizer)` whether the gradients had overflowed"
         draft.at(*evidence.at_user_line("cause", "nothing to learn from"))
         plain = [node for node in _calls(frame, "step") if not _is_scaler(node)]
         draft.at(*(node_location("origin", frame.file, node, "stepped past the scaler") for node in plain if frame))
         return draft.help("step the optimizer with `scaler.step(optimizer)`")
     none = all(tensor.grad is None for tensor in parameters)
-    draft = check.draft(
-        evidence,
-        "proven" if parameters and none else "likely",
-        "the scaler was to step an optimizer that has no gradients",
-        f"none of its {len(parameters)} parameters has a gradient" if none else "no gradient was found",
-    )
+    draft = check.draft(evidence, "proven" if parameters and none else "likely")
+    draft.message = "the scaler was to step an optimizer that has no gradients"
+    draft.cause = f"none of its {len(parameters)} parameters has a gradient" if none else "no gradient was found"
     cleared = _cleared(frame)
     if cleared is not None:
         draft.at(cleared)
@@ -104,12 +98,9 @@ def _low_precision(evidence: RaisedEvidence) -> Draft | None:
     optimizer = _optimizer(evidence)
     parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
     half = [tensor for tensor in parameters if tensor.dtype is torch.float16]
-    draft = check.draft(
-        evidence,
-        "proven" if half else "likely",
-        "the weights are float16, which the scaler does not work with",
-        f"{len(half)} of {len(parameters)} parameters are float16; the scaler wants float32 weights",
-    )
+    draft = check.draft(evidence, "proven" if half else "likely")
+    draft.message = "the weights are float16, which the scaler does not work with"
+    draft.cause = f"{len(half)} of {len(parameters)} parameters are float16; the scaler wants float32 weights"
     casts = list(_casts())
     if len(casts) == 1:
         draft.at(node_location("cause", *casts[0], "the weights are cast to float16 here"))

@@ -33,12 +33,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if not isinstance(loss, torch.Tensor) or loss.numel() == 1:
         return None
     by_grad = evidence.find("grad") is not None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the gradient of a tensor with {loss.numel()} elements was asked for; a loss has one",
-        f"the tensor is {shape(loss)}, and nothing says how its elements are to be weighed",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the gradient of a tensor with {loss.numel()} elements was asked for; a loss has one"
+    draft.cause = f"the tensor is {shape(loss)}, and nothing says how its elements are to be weighed"
     draft.at(*evidence.at_user_line("cause", f"{shape(loss)}: {loss.numel()} elements, not one"))
     origin = _made(evidence, loss)
     reason = _reason(evidence.user_frame, origin) if origin is not None and evidence.user_frame is not None else ""

@@ -129,10 +129,9 @@ def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, r
     # To detach it would only hide that the weights behind it are never trained.
     title = f"compute `{name}` in every step"
     treated = trials.first(_again(found, name, made, title), same_loss=False, keep_graphs=False)
-    draft.treat(treated)
-    if treated is None:
-        draft.help(f"compute `{name}` in every step, or under `torch.no_grad()` if it shall not be trained")
-    return draft
+    return draft.treat(
+        treated, otherwise=f"compute `{name}` in every step, or under `torch.no_grad()` if it shall not be trained"
+    )
 
 
 def _nameless(failure: BackwardFailure, old: list[Import]) -> Draft | None:

@@ -61,12 +61,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
             )
         if isinstance(given, torch.Tensor) and isinstance(returned, torch.Tensor) and size[2] == "size":
             what = f"{list(returned.shape)} where it was given {list(given.shape)}"
-    draft = check.draft(
-        evidence,
-        "proven" if hook is not None else "likely",
-        f"{name} returned {what}",
-        "what a hook returns takes the place of the gradient, so it must be one of the same shape, or `None`",
-    )
+    draft = check.draft(evidence, "proven" if hook is not None else "likely")
+    draft.message = f"{name} returned {what}"
+    draft.cause = "what a hook returns takes the place of the gradient, so it must be one of the same shape, or `None`"
     place = _returned(hook, line) if hook is not None else None
     draft.at(place)
     if failure.caller is not None:
@@ -121,12 +118,9 @@ def _functions(tree: ast.Module, line: int) -> Iterator[ast.FunctionDef | ast.La
 
 
 def _too_soon(evidence: RaisedEvidence) -> Draft:
-    draft = check.draft(
-        evidence,
-        "proven",
-        "a hook was put on a tensor that does not require a gradient",
-        "no gradient will ever come to this tensor, so the hook would never be called",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = "a hook was put on a tensor that does not require a gradient"
+    draft.cause = "no gradient will ever come to this tensor, so the hook would never be called"
     draft.at(*evidence.at_user_line("cause", "this tensor does not require a gradient"))
     return draft.help(
         "put the hook on a tensor that is computed from parameters with gradients on, or call `requires_grad_()`"

@@ -44,12 +44,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     failure = BackwardFailure(evidence)
     found, calls = _replayed(failure)
-    draft = check.draft(
-        evidence,
-        "proven" if found is not None else "likely",
-        "a checkpointed function did something else when it was computed again",
-        _why(found[1]) if found is not None else "it saved other tensors in backward than in the forward pass",
-    )
+    draft = check.draft(evidence, "proven" if found is not None else "likely")
+    draft.message = "a checkpointed function did something else when it was computed again"
+    draft.cause = _why(found[1]) if found is not None else "it saved other tensors in backward than in the forward pass"
     if found is not None:
         checkpoint, first = found
         _place(draft, first)

@@ -33,12 +33,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     )
     owner, attribute = _attribute(evidence)
     name = f"`{type(owner).__name__}.{attribute}`" if attribute else "a tensor"
-    draft = check.draft(
-        evidence,
-        "proven" if isinstance(tensor, torch.Tensor) and not tensor.is_leaf else "likely",
-        f"{name} still carries its history and cannot be copied",
-        "a tensor that was computed from others hangs on a graph, which cannot be copied",
-    )
+    draft = check.draft(evidence, "proven" if isinstance(tensor, torch.Tensor) and not tensor.is_leaf else "likely")
+    draft.message = f"{name} still carries its history and cannot be copied"
+    draft.cause = "a tensor that was computed from others hangs on a graph, which cannot be copied"
     place = _kept(owner, attribute)
     draft.at(place, *evidence.at_user_line("surfaced" if place is not None else "cause", "copied here"))
     if isinstance(tensor, torch.Tensor):

@@ -40,12 +40,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     found = _inference_argument(evidence)
     name = f"`{found.text}`" if found is not None and found.text else "a tensor"
     written = not evidence.says("saved for backward")
-    draft = check.draft(
-        evidence,
-        "proven" if found is not None else "likely",
-        f"{name} was made in inference mode and cannot be {'changed' if written else 'used'} in training",
-        "autograd keeps no record of a tensor that was made in inference mode",
-    )
+    draft = check.draft(evidence, "proven" if found is not None else "likely")
+    draft.message = f"{name} was made in inference mode and cannot be {'changed' if written else 'used'} in training"
+    draft.cause = "autograd keeps no record of a tensor that was made in inference mode"
     switches = inference_switches()
     use = f"{name} is {'changed' if written else 'needed for backward'} here"
     if found is not None and isinstance(found.value, torch.nn.Parameter) and len(switches) == 1:

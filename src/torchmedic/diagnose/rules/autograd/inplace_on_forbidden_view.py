@@ -48,21 +48,15 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     target = target_of(evidence)
     tensor = target.tensor if target is not None else None
     is_view = tensor is not None and tensor._is_view()
-    draft = check.draft(
-        evidence,
-        "proven" if is_view else "likely",
-        f"{name_of(target)} is a view that cannot be written to in place",
-        f"{why}, and autograd does not follow a write to such a view",
-    )
+    draft = check.draft(evidence, "proven" if is_view else "likely")
+    draft.message = f"{name_of(target)} is a view that cannot be written to in place"
+    draft.cause = f"{why}, and autograd does not follow a write to such a view"
     draft.at(*evidence.at_user_line("cause", "written to in place"))
     draft.at(_made(failure, evidence))
     if tensor is not None and is_view and tensor._base is not None:
         draft.because(f"it has shape {shape(tensor)} and is a view of a tensor of shape {shape(tensor._base)}")
     treated = GraphTrials(failure, None).first(elsewhere(raising_spot(evidence)))
-    draft.treat(treated)
-    if treated is None:
-        draft.help(_advice(evidence))
-    return draft
+    return draft.treat(treated, otherwise=_advice(evidence))
 
 
 def _advice(evidence: RaisedEvidence) -> str:

@@ -40,13 +40,14 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     is_leaf = base is not None and base.is_leaf and base.requires_grad
     name = name_of(target) if is_leaf else "a tensor"
     what = "a part of a weight" if evidence.says("a view of a leaf") else "a leaf"
-    draft = check.draft(
-        evidence,
-        "proven" if is_leaf else "likely",
+    draft = check.draft(evidence, "proven" if is_leaf else "likely")
+    draft.message = (
         f"{name}, {what} that requires a gradient, was written to in place"
         if is_leaf
-        else f"{what} that requires a gradient was written to in place",
-        "its gradient belongs to the value that it has, so it must not be overwritten while gradients are recorded",
+        else f"{what} that requires a gradient was written to in place"
+    )
+    draft.cause = (
+        "its gradient belongs to the value that it has, so it must not be overwritten while gradients are recorded"
     )
     draft.at(*evidence.at_user_line("cause", "written to in place while gradients are recorded"))
     if tensor is not None and is_leaf:
@@ -62,7 +63,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     for way in ways if failure.step is not None else ():
         # A step that takes gradients on the way has no loss without them.
         treated = treated or trials.first(way(spot), same_loss=trials.wanted_loss() is not None)
-    draft.treat(treated)
-    if treated is None:
-        draft.help("change it under `torch.no_grad()`" if update else "compute a new tensor instead: `x = x + ...`")
-    return draft
+    return draft.treat(
+        treated,
+        otherwise="change it under `torch.no_grad()`" if update else "compute a new tensor instead: `x = x + ...`",
+    )

@@ -56,11 +56,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return _without_replay(evidence, failure)
     saved, written, node = found.saved, found.written, found.node
     first = written[0]
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"a tensor of shape {list(saved.shape)} that backward needs was changed in place",
-        f"the backward of `{node}` reads back what the forward pass saved, but that memory was written to afterwards",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"a tensor of shape {list(saved.shape)} that backward needs was changed in place"
+    draft.cause = (
+        f"the backward of `{node}` reads back what the forward pass saved, but that memory was written to afterwards"
     )
     draft.at(*_places(failure, found))
     if failure.caller is not None:
@@ -130,9 +129,7 @@ def _treat(draft: Draft, failure: BackwardFailure, found: Found) -> None:
         _postpone(draft, trials, first.spot)
         return
     treated = treated or trials.first(_candidates(found))
-    draft.treat(treated)
-    if treated is None:
-        draft.help("make the write out of place, or write to a clone")
+    draft.treat(treated, otherwise="make the write out of place, or write to a clone")
 
 
 def _candidates(found: Found) -> Iterator[Candidate]:
@@ -183,12 +180,9 @@ def _without_flag(failure: BackwardFailure, trials: GraphTrials, module: Any) ->
 
 
 def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Draft:
-    draft = check.draft(
-        evidence,
-        "likely",
-        "a tensor that backward needs was changed in place",
-        "torch found that a saved tensor has a newer version than when it was saved",
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = "a tensor that backward needs was changed in place"
+    draft.cause = "torch found that a saved tensor has a newer version than when it was saved"
     suspects = in_place_statements(evidence, failure)
     if len(suspects) == 1:
         file, node = suspects[0]

@@ -38,14 +38,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     is_whole = tensor is not None and not (tensor.is_floating_point() or tensor.is_complex())
     text = rewritten(frame.file, node) if frame is not None and node is not None else ""
     name = f"`{text}`" if 0 < len(text) <= 40 else "the tensor"
-    draft = check.draft(
-        evidence,
-        "proven" if is_whole else "likely",
+    draft = check.draft(evidence, "proven" if is_whole else "likely")
+    draft.message = (
         f"a gradient was asked for {name}, which holds {dtype(tensor)} values"
         if tensor is not None and is_whole
-        else "a gradient was asked for a tensor that does not hold floating-point values",
-        "only floating-point and complex tensors can have a gradient",
+        else "a gradient was asked for a tensor that does not hold floating-point values"
     )
+    draft.cause = "only floating-point and complex tensors can have a gradient"
     draft.at(*evidence.at_user_line("cause", f"{dtype(tensor)} values" if tensor is not None else "not floating-point"))
     if tensor is not None and is_whole:
         draft.at(made_here(evidence, tensor, "is made"))

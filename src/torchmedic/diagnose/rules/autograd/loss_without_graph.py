@@ -71,10 +71,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.at(failure.caller.location("surfaced", "backward has nothing to go back through"))
     draft.because(*finding.facts)
     treated = finding.treatment()
-    draft.treat(treated)
-    if treated is None:
-        draft.help(finding.advice)
-    return draft
+    return draft.treat(treated, otherwise=finding.advice)
 
 
 def _find(failure: BackwardFailure, provenance: Provenance, root: torch.Tensor) -> Finding | None:

@@ -97,11 +97,12 @@ def _uncallable(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     except (TypeError, ValueError):
         pass
     names = [argument.arg for argument in node.args.args]
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{kind.__name__}.backward` cannot be called with `ctx` and {given - 1} gradient{'s' if given != 2 else ''}",
-        f"its forward has {given - 1} output{'s' if given != 2 else ''}, and its backward takes {', '.join(names)}",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"`{kind.__name__}.backward` cannot be called with `ctx` and {given - 1} gradient{'s' if given != 2 else ''}"
+    )
+    draft.cause = (
+        f"its forward has {given - 1} output{'s' if given != 2 else ''}, and its backward takes {', '.join(names)}"
     )
     draft.at(head_location("cause", file, node, f"takes {len(names)} arguments, is given {given}"))
     static = any(ast.unparse(part).endswith("staticmethod") for part in node.decorator_list)
@@ -121,12 +122,9 @@ def _not_a_tensor(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     bad = [value for value in gradients(last.value) if not _is_gradient(value)] if last is not None else []
     what = type(bad[0]).__name__ if bad else "something that is no tensor"
     name = last.kind.__name__ if last is not None else "a custom Function"
-    draft = check.draft(
-        evidence,
-        "proven" if bad else "likely",
-        f"the backward of `{name}` returned {what}",
-        "a gradient is a tensor, or `None` where there is none",
-    )
+    draft = check.draft(evidence, "proven" if bad else "likely")
+    draft.message = f"the backward of `{name}` returned {what}"
+    draft.cause = "a gradient is a tensor, or `None` where there is none"
     place = return_node(last.kind, last.line) if last is not None else None
     if place is not None:
         draft.at(returned_location(place, f"returns {what}"))
@@ -146,12 +144,11 @@ def _saved(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     if kind is None or not (says_saved or says_dirty):
         return None
     call = "save_for_backward" if says_saved else "mark_dirty"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{kind.__name__}` passes to `{call}` what is {'no tensor' if says_saved else 'not among its outputs'}",
-        evidence.message.splitlines()[0][:200],
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"`{kind.__name__}` passes to `{call}` what is {'no tensor' if says_saved else 'not among its outputs'}"
     )
+    draft.cause = evidence.message.splitlines()[0][:200]
     place = None
     for method in ("forward", "setup_context"):
         found = method_node(kind, method)

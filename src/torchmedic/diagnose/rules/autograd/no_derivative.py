@@ -31,12 +31,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     failure = BackwardFailure(evidence)
     call = _forward(failure, operation) if failure.engine is not None else None
     of = f" with respect to `{argument}`" if argument else ""
-    draft = check.draft(
-        evidence,
-        "proven" if call is not None else "likely",
-        f"`{operation}` has no derivative{of}",
-        f"backward needs the derivative of `{operation}`{of}, and torch does not have it",
-    )
+    draft = check.draft(evidence, "proven" if call is not None else "likely")
+    draft.message = f"`{operation}` has no derivative{of}"
+    draft.cause = f"backward needs the derivative of `{operation}`{of}, and torch does not have it"
     if call is not None and call.spot is not None:
         draft.at(call.spot.location("cause", f"`{operation}` is applied to a tensor that requires a gradient"))
         draft.at(failure.caller.location("surfaced", "backward fails here") if failure.caller is not None else None)

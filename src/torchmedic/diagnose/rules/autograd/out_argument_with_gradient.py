@@ -24,16 +24,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     call = evidence.call
     tracked = [one.text for one in call.tensors if one.value.requires_grad and one.text] if call is not None else []
     op = f"`{call.op}`" if call is not None and call.op else "an operation"
-    draft = check.draft(
-        evidence,
-        "proven" if tracked else "likely",
-        f"{op} was to write into an `out=` tensor while gradients are recorded",
-        "a write into memory that is there already cannot be differentiated",
-    )
+    draft = check.draft(evidence, "proven" if tracked else "likely")
+    draft.message = f"{op} was to write into an `out=` tensor while gradients are recorded"
+    draft.cause = "a write into memory that is there already cannot be differentiated"
     draft.at(*evidence.at_user_line("cause", "`out=` with a tensor that requires a gradient"))
     draft.because(f"`{tracked[0]}` requires a gradient" if tracked else "")
     treated = GraphTrials(StepFailure(evidence), None).first(elsewhere(raising_spot(evidence)))
-    draft.treat(treated)
-    if treated is None:
-        draft.help("assign the result instead of passing `out=`, or compute it under `torch.no_grad()`")
-    return draft
+    return draft.treat(
+        treated, otherwise="assign the result instead of passing `out=`, or compute it under `torch.no_grad()`"
+    )

@@ -35,12 +35,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.user_frame
     node, tensor = _subject(frame) if frame is not None else (None, None)
     name = f"`{ast.unparse(node)}`" if node is not None else "a computed tensor"
-    draft = check.draft(
-        evidence,
-        "proven" if tensor is not None and not tensor.is_leaf else "likely",
-        f"`requires_grad` of {name} was changed, which was computed from other tensors",
-        "whether a computed tensor has a gradient follows from what it was computed from",
-    )
+    draft = check.draft(evidence, "proven" if tensor is not None and not tensor.is_leaf else "likely")
+    draft.message = f"`requires_grad` of {name} was changed, which was computed from other tensors"
+    draft.cause = "whether a computed tensor has a gradient follows from what it was computed from"
     draft.at(*evidence.at_user_line("cause", f"{name} is no leaf"))
     if tensor is not None:
         draft.at(made_here(evidence, tensor, "is computed"))
@@ -48,10 +45,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     treated = None
     if frame is not None and node is not None:
         treated = GraphTrials(StepFailure(evidence)).first(_detached(frame, node), same_loss=False)
-    draft.treat(treated)
-    if treated is None:
-        draft.help(f"use `{ast.unparse(node)}.detach()` from here on" if node is not None else "use `x.detach()`")
-    return draft
+    return draft.treat(
+        treated,
+        otherwise=f"use `{ast.unparse(node)}.detach()` from here on" if node is not None else "use `x.detach()`",
+    )
 
 
 def _subject(frame: Frame) -> tuple[ast.expr | None, torch.Tensor | None]:

@@ -42,12 +42,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     texts = _texts(caller, len(inputs)) if caller is not None else []
     names = [f"`{texts[index]}`" if index < len(texts) else f"input {index}" for index in lost]
     named = names[0] if names else "an input"
-    draft = check.draft(
-        evidence,
-        "proven" if lost else "likely",
-        f"the gradient of {named} was asked for, but the output does not depend on it",
-        f"no way leads back from the output to {named}"
-        + (f" and {len(names) - 1} more of {len(inputs)} inputs" if len(names) > 1 else ""),
+    draft = check.draft(evidence, "proven" if lost else "likely")
+    draft.message = f"the gradient of {named} was asked for, but the output does not depend on it"
+    draft.cause = f"no way leads back from the output to {named}" + (
+        f" and {len(names) - 1} more of {len(inputs)} inputs" if len(names) > 1 else ""
     )
     found = _cut(failure, lost[0]) if lost else None
     if found is not None:
@@ -58,9 +56,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         treated = (
             GraphTrials(StepFailure(evidence)).first(uncut(call.spot, call.name), same_loss=False) if is_cut else None
         )
-        draft.treat(treated)
-        if treated is None:
-            draft.help("use the tensor itself" if is_cut else f"call `requires_grad_()` before {named} is used")
+        draft.treat(
+            treated, otherwise="use the tensor itself" if is_cut else f"call `requires_grad_()` before {named} is used"
+        )
     elif caller is not None:
         draft.at(caller.location("cause", f"{named} is not a part of the output's graph"))
         _advise(draft, evidence, caller, [inputs[index] for index in lost], named, some=0 < len(lost) < len(inputs))

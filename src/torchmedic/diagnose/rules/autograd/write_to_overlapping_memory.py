@@ -29,14 +29,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     target = target_of(evidence)
     tensor = target.tensor if target is not None else None
     repeated = _repeated(tensor) if tensor is not None else []
-    draft = check.draft(
-        evidence,
-        "proven" if repeated or not evidence.says("more than one element") else "likely",
+    draft = check.draft(evidence, "proven" if repeated or not evidence.says("more than one element") else "likely")
+    draft.message = (
         f"{name_of(target)} was written to in place, but several of its elements are the same memory"
         if evidence.says("more than one element")
-        else f"{name_of(target)} was written to in place from memory that overlaps it",
-        "one place in memory would be written several times, with different values",
+        else f"{name_of(target)} was written to in place from memory that overlaps it"
     )
+    draft.cause = "one place in memory would be written several times, with different values"
     draft.at(*evidence.at_user_line("cause", "written to in place"))
     if tensor is not None and repeated:
         assert target is not None
@@ -46,10 +45,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     failure = StepFailure(evidence)
     # A write to memory that overlaps means nothing, so there is no loss to compare with.
     treated = GraphTrials(failure, None).first(elsewhere(raising_spot(evidence)), same_loss=False)
-    draft.treat(treated)
-    if treated is None:
-        draft.help("make it out of place, or write to a `.clone()`")
-    return draft
+    return draft.treat(treated, otherwise="make it out of place, or write to a `.clone()`")
 
 
 def _repeated(tensor: torch.Tensor) -> list[int]:

@@ -31,14 +31,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.user_frame
     tensor, gradient = _pair(frame) if frame is not None else (None, None)
     difference = _difference(tensor, gradient) if tensor is not None and gradient is not None else ""
-    draft = check.draft(
-        evidence,
-        "proven" if difference else "likely",
+    draft = check.draft(evidence, "proven" if difference else "likely")
+    draft.message = (
         f"a gradient was assigned to a tensor that it does not fit: {difference}"
         if difference
-        else "a gradient was assigned to a tensor that it does not fit",
-        "a gradient has the shape, the dtype and the device of its tensor",
+        else "a gradient was assigned to a tensor that it does not fit"
     )
+    draft.cause = "a gradient has the shape, the dtype and the device of its tensor"
     draft.at(*evidence.at_user_line("cause", difference or "assigned here"))
     if gradient is not None:
         draft.at(made_here(evidence, gradient, f"becomes {shape(gradient)} {dtype(gradient)}"))

@@ -56,14 +56,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     seen = [one for one in returns_in_replay(failure, [kind]) if one.kind is kind]
     node = return_node(kind, seen[-1].line if seen else None)
     shapes = f"[{found[3]}] where {name} is [{found[4]}]" if found[4] is not None else found[5].strip()
-    draft = check.draft(
-        evidence,
-        "proven" if seen else "likely",
+    draft = check.draft(evidence, "proven" if seen else "likely")
+    draft.message = (
         f"the backward of `{kind.__name__}` returned a gradient of shape {shapes}"
         if found[4] is not None
-        else f"the backward of `{kind.__name__}` returned a gradient that does not fit {name}: {shapes}",
-        f"the gradient number {index} belongs to {name} and must have its shape, dtype and device",
+        else f"the backward of `{kind.__name__}` returned a gradient that does not fit {name}: {shapes}"
     )
+    draft.cause = f"the gradient number {index} belongs to {name} and must have its shape, dtype and device"
     if node is not None:
         draft.at(node_location("cause", node[0], _item(node[1], index) or node[1], f"the gradient of {name}"))
         draft.at(_computed(kind, *node, index))
@@ -73,10 +72,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if node is not None and isinstance(node[1], ast.Return) and found[4] is not None:
         got, wanted = _sizes(found[3]), _sizes(found[4])
         treated = GraphTrials(failure).first(_candidates(node[0], node[1], index, got, wanted))
-    draft.treat(treated)
-    if treated is None:
-        draft.help(f"return a gradient of the shape, dtype and device of {name}")
-    return draft
+    return draft.treat(treated, otherwise=f"return a gradient of the shape, dtype and device of {name}")
 
 
 def _sizes(text: str) -> list[int]:
@@ -120,12 +116,9 @@ def _candidates(file: str, node: ast.Return, index: int, got: list[int], wanted:
 def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Match[str]) -> Draft:
     """An operation of torch's own: a tensor got other data between the forward pass and backward."""
     name = re.sub(r"Backward\d*$", "", found[1])
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"the gradient of `{name}` does not have the shape of the tensor that it belongs to",
-        "a tensor that the forward pass used was given data of another shape before backward",
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = f"the gradient of `{name}` does not have the shape of the tensor that it belongs to"
+    draft.cause = "a tensor that the forward pass used was given data of another shape before backward"
     swapped = _swapped(failure)
     if swapped is not None:
         draft.at(swapped.location("cause", "the tensor is given other data here"))

@@ -36,21 +36,18 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if found is None or "RuntimeError" not in evidence.kinds:
         return None
     given, wanted = f"[{found[2]}]", f"[{found[4]}]"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"backward was started with a gradient of shape {given} for an output of shape {wanted}",
-        "every element of the output is weighed by one of the gradient",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"backward was started with a gradient of shape {given} for an output of shape {wanted}"
+    draft.cause = "every element of the output is weighed by one of the gradient"
     draft.at(*evidence.at_user_line("cause", f"{given} for {wanted}"))
     frame = evidence.user_frame
     treated = None
     if frame is not None:
         treated = GraphTrials(StepFailure(evidence)).first(_alike(frame), same_loss=False)
-    draft.treat(treated)
-    if treated is None:
-        draft.help("give the gradient the shape of the output, or reduce the output to one number and pass nothing")
-    return draft
+    return draft.treat(
+        treated,
+        otherwise="give the gradient the shape of the output, or reduce the output to one number and pass nothing",
+    )
 
 
 def _alike(frame: Frame) -> Iterator[Candidate]:

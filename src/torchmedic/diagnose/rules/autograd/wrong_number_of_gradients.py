@@ -51,12 +51,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     node = return_node(kind, last.line if last is not None else None)
     names = arguments_of(kind)
     listed = ", ".join(f"`{name}`" for name in names)
-    draft = check.draft(
-        evidence,
-        "proven" if last is not None else "likely",
-        f"the backward of `{kind.__name__}` returned {got} gradients where its forward has {expected} inputs",
-        f"one gradient is needed per argument of `{kind.__name__}.apply`" + (f": {listed}" if names else ""),
+    draft = check.draft(evidence, "proven" if last is not None else "likely")
+    draft.message = (
+        f"the backward of `{kind.__name__}` returned {got} gradients where its forward has {expected} inputs"
     )
+    draft.cause = f"one gradient is needed per argument of `{kind.__name__}.apply`" + (f": {listed}" if names else "")
     if node is not None:
         label = f"{got} of {expected} gradients" if isinstance(node[1], ast.Return) else "it returns nothing"
         draft.at(returned_location(node, label))
@@ -68,10 +67,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     treated = None
     if node is not None and last is not None and isinstance(node[1], ast.Return):
         treated = GraphTrials(failure).first(_candidates(node[0], node[1], last, expected))
-    draft.treat(treated)
-    if treated is None:
-        draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")
-    return draft
+    return draft.treat(
+        treated,
+        otherwise=f"return {expected} values in the order of the arguments, `None` for those without a gradient",
+    )
 
 
 def _candidates(file: str, node: ast.Return, last: Returned, expected: int) -> Iterator[Candidate]:
@@ -102,11 +101,8 @@ def _candidates(file: str, node: ast.Return, last: Returned, expected: int) -> I
 
 def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expected: int, got: int) -> Draft:
     kind = name.removesuffix("Backward")
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"the backward of `{kind}` returned {got} gradients where its forward has {expected} inputs",
-        "one gradient is needed per argument of the forward",
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = f"the backward of `{kind}` returned {got} gradients where its forward has {expected} inputs"
+    draft.cause = "one gradient is needed per argument of the forward"
     draft.at(failure.caller.location("cause", "noticed here") if failure.caller is not None else None)
     return draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")

@@ -36,12 +36,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     loading = worker_of(evidence)
     where = "a DataLoader worker" if loading is not None else "a forked process"
-    draft = check.draft(
-        evidence,
-        "proven" if refused else "likely",
-        f"CUDA was used in {where}, whose parent had used CUDA before",
-        "a forked process cannot use the CUDA context of its parent",
-    )
+    draft = check.draft(evidence, "proven" if refused else "likely")
+    draft.message = f"CUDA was used in {where}, whose parent had used CUDA before"
+    draft.cause = "a forked process cannot use the CUDA context of its parent"
     draft.at(*raised_at(evidence, f"uses CUDA in {where}"))
     if loading is not None:
         draft.at(loading.at_loader("origin", "its workers are forked from this process"))

@@ -79,12 +79,9 @@ def _out_of_memory(evidence: RaisedEvidence, fault: DeviceFault, library: str) -
     if free is None or total is None or free > _MIN_FREE_BYTES:
         return None
     mine = torch.cuda.memory_reserved()
-    draft = check.draft(
-        evidence,
-        "proven" if "ALLOC_FAILED" in fault.name else "likely",
-        f"{library} found no memory left: {_size(free)} of {_size(total)} are free on the GPU",
-        f"{library} asks for memory of its own, beside what torch has set aside",
-    )
+    draft = check.draft(evidence, "proven" if "ALLOC_FAILED" in fault.name else "likely")
+    draft.message = f"{library} found no memory left: {_size(free)} of {_size(total)} are free on the GPU"
+    draft.cause = f"{library} asks for memory of its own, beside what torch has set aside"
     draft.because(
         f"torch has {_size(mine)} of it set aside, others and CUDA itself {_size(max(total - free - mine, 0))}"
     )
@@ -113,11 +110,10 @@ def _foreign(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draf
     bundled = any(Path(home).glob(f"nvidia/*/lib/{name}*.so*")) or any(Path(home).glob(f"torch/lib/{name}*.so*"))
     if not strange or not bundled:
         return None
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"{library} was loaded from {strange[0]}, not from the installation of torch",
-        f"torch was built with the {library} that it brings along; another version may not take what torch asks of it",
+    draft = check.draft(evidence, "likely")
+    draft.message = f"{library} was loaded from {strange[0]}, not from the installation of torch"
+    draft.cause = (
+        f"torch was built with the {library} that it brings along; another version may not take what torch asks of it"
     )
     draft.help("take the folder of that library out of LD_LIBRARY_PATH")
     return draft
@@ -137,23 +133,17 @@ def _unusual(evidence: RaisedEvidence, fault: DeviceFault, library: str, tensors
         return None
     large = [each for each in tensors if math.prod(each.value.shape) > _MAX_ELEMENTS]
     if large:
-        draft = check.draft(
-            evidence,
-            "likely",
-            f"{library} refused `{large[0].text}`, which has more than 2**31 elements",
-            f"`{large[0].text}` {shape(large[0].value)} has {math.prod(large[0].value.shape)} elements",
-        )
+        draft = check.draft(evidence, "likely")
+        draft.message = f"{library} refused `{large[0].text}`, which has more than 2**31 elements"
+        draft.cause = f"`{large[0].text}` {shape(large[0].value)} has {math.prod(large[0].value.shape)} elements"
         draft.help("split the batch, so that no tensor of this operation has more than 2**31 - 1 elements")
         return draft
     loose = [each for each in tensors if not each.value.is_contiguous()]
     if not loose:
         return None
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"{library} refused `{loose[0].text}`, which does not lie in memory in one piece",
-        f"`{loose[0].text}` {shape(loose[0].value)} has strides {list(loose[0].value.stride())}",
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = f"{library} refused `{loose[0].text}`, which does not lie in memory in one piece"
+    draft.cause = f"`{loose[0].text}` {shape(loose[0].value)} has strides {list(loose[0].value.stride())}"
     draft.help(f"give it a copy in one piece: `{loose[0].text}.contiguous()`")
     return draft
 

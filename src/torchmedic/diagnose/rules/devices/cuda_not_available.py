@@ -54,13 +54,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     reason = _reason(setup)
     saved = evidence.says("deserialize")
-    draft = check.draft(
-        evidence,
-        "proven" if reason else "likely",
+    draft = check.draft(evidence, "proven" if reason else "likely")
+    draft.message = (
         f"{'the checkpoint was saved on a GPU' if saved else 'CUDA was asked for'}, "
-        f"but {reason or 'this process cannot use a GPU'}",
-        reason or (fault.words if fault is not None else evidence.message.split("\n", 1)[0]),
+        f"but {reason or 'this process cannot use a GPU'}"
     )
+    draft.cause = reason or (fault.words if fault is not None else evidence.message.split("\n", 1)[0])
     draft.at(*raised_at(evidence, "a GPU is asked for here"))
     draft.at(_chosen(evidence))
     if setup.build is not None and setup.hidden:

@@ -56,13 +56,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     stray = split.strays[0]
     others = [each for each in split.tensors if each.device != stray.device]
     name = f"`{type(split.layer).__name__}`" if split.layer is not None else f"`{split.op}`"
-    draft = check.draft(
-        evidence,
-        "proven",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
         f"{name} was given tensors on different devices: {stray.shown} is on {stray.device}, "
-        f"{others[0].shown} on {others[0].device}",
-        listed([each.words for each in (stray, *others)], 3),
+        f"{others[0].shown} on {others[0].device}"
     )
+    draft.cause = listed([each.words for each in (stray, *others)], 3)
     draft.at(*evidence.at_user_line("cause", f"{stray.device} meets {others[0].device}"))
     reason, treated = explained(failure, split, strays_of(evidence, split, failure))
     if reason is not None:
@@ -85,12 +84,13 @@ def _layer_device(layer: object) -> str:
 def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Draft:
     """What an optimizer keeps of earlier steps stays where the parameters were then."""
     kind = type(found.optimizer).__name__
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{kind}` keeps its state on {found.state.device}, for parameters that are on {found.parameter.device}",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"`{kind}` keeps its state on {found.state.device}, for parameters that are on {found.parameter.device}"
+    )
+    draft.cause = (
         f"`{found.key}` {list(found.state.shape)} is on {found.state.device}, its parameter on "
-        f"{found.parameter.device}; so it is for {found.affected} of {found.total} parameters",
+        f"{found.parameter.device}; so it is for {found.affected} of {found.total} parameters"
     )
     draft.at(*evidence.at_user_line("cause", f"{found.state.device} meets {found.parameter.device}"))
     loaded = load_of(evidence.frames, found.optimizer)
@@ -112,12 +112,9 @@ def _generator(evidence: RaisedEvidence) -> Draft | None:
     if not isinstance(generator, torch.Generator) or not named or named[0] == generator.device.type:
         return None
     wanted, have = named[0], generator.device
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"random numbers for {wanted} were to be drawn by a generator of {have}",
-        f"a generator draws only on its own device, which is {have}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"random numbers for {wanted} were to be drawn by a generator of {have}"
+    draft.cause = f"a generator draws only on its own device, which is {have}"
     draft.at(*evidence.at_user_line("cause", f"{wanted} is used with a generator of {have}"))
     draft.at(made_here(evidence, generator, f"draws on {have}, made"))
     default = torch.get_default_device()
@@ -138,11 +135,8 @@ def _from_message(evidence: RaisedEvidence) -> Draft | None:
     named = list(dict.fromkeys(re.findall(r"\b(?:cpu|meta|(?:cuda|xpu|mps|hpu)(?::\d+)?)\b", evidence.message)))
     if len(named) < 2:
         return None
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"an operation was given tensors on {named[0]} and on {named[1]}",
-        "torch names these devices; the tensors themselves could not be read",
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = f"an operation was given tensors on {named[0]} and on {named[1]}"
+    draft.cause = "torch names these devices; the tensors themselves could not be read"
     draft.at(*evidence.at_user_line("cause", f"{named[0]} meets {named[1]}"))
     return draft.help("bring the model and everything that it is given to one device")

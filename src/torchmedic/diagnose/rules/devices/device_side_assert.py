@@ -44,12 +44,9 @@ def check(lost: LostDevice) -> Draft | None:
     found = candidates(lost)
     meaning, rule = _MEANING.get(said.family, ("", "")) if said is not None else ("", "")
     what = f"on the GPU {meaning}" if meaning else "a GPU kernel found an invalid value"
-    draft = check.draft(
-        lost,
-        "likely" if len(found) == 1 else "possible",
-        f"{what}, and its check ended the CUDA context",
-        _cause(found, rule),
-    )
+    draft = check.draft(lost, "likely" if len(found) == 1 else "possible")
+    draft.message = f"{what}, and its check ended the CUDA context"
+    draft.cause = _cause(found, rule)
     for seen in found[:4]:
         draft.at(_place(seen, "cause" if len(found) == 1 else "origin"))
     draft.at(lost.surfaced)

@@ -20,12 +20,9 @@ from torchmedic.evidence.lost_device.evidence import LostDevice
 def check(lost: LostDevice) -> Draft | None:
     if lost.fault.kind not in ("ecc", "hardware"):
         return None
-    draft = check.draft(
-        lost,
-        "proven" if lost.health else "likely",
-        "the GPU reported a fault of its hardware, and the CUDA context is lost",
-        lost.fault.words,
-    )
+    draft = check.draft(lost, "proven" if lost.health else "likely")
+    draft.message = "the GPU reported a fault of its hardware, and the CUDA context is lost"
+    draft.cause = lost.fault.words
     if lost.noticed is not None:
         draft.at(lost.noticed.location("cause", "the host was notified here; no line of the script is the cause"))
     draft.because(*lost.health)

@@ -30,12 +30,9 @@ def check(lost: LostDevice) -> Draft | None:
     if lost.fault.kind not in _WHAT:
         return None
     trail = lost.trail
-    draft = check.draft(
-        lost,
-        "likely" if trail is not None and trail.blamed else "possible",
-        f"{_WHAT[lost.fault.kind]}, and the CUDA context is lost",
-        trail.words if trail is not None else "the progress of the device is not known",
-    )
+    draft = check.draft(lost, "likely" if trail is not None and trail.blamed else "possible")
+    draft.message = f"{_WHAT[lost.fault.kind]}, and the CUDA context is lost"
+    draft.cause = trail.words if trail is not None else "the progress of the device is not known"
     if trail is not None:
         draft.at(*trail.places)
     draft.at(lost.surfaced)

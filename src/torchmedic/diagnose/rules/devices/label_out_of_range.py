@@ -171,11 +171,8 @@ def _from_message(evidence: RaisedEvidence, given: _Given) -> Draft | None:
     if named is None:
         return None
     label = named[1]
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"label {label} is out of range: there are {given.classes} classes",
-        f"torch names the label {label}; the labels themselves cannot be read any more",
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = f"label {label} is out of range: there are {given.classes} classes"
+    draft.cause = f"torch names the label {label}; the labels themselves cannot be read any more"
     draft.at(*evidence.at_user_line("cause", f"label {label} meets {given.classes} classes"))
     return draft.help("correct the label, or build the last layer for as many classes as the data has")

@@ -34,14 +34,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     name = f"sm_{capability[0]}{capability[1]}"
     op = evidence.call.op if evidence.call is not None and evidence.call.op else "the operation"
     missing = bool(archs) and not covers(archs, capability)
-    draft = check.draft(
-        evidence,
-        "proven" if missing else "likely",
+    draft = check.draft(evidence, "proven" if missing else "likely")
+    draft.message = (
         f"this torch holds no code for the {gpu} ({name})"
         if missing
-        else f"`{op}` holds no code for the {gpu} ({name}), though torch itself does",
-        f"the GPU is {name}; torch was compiled for {', '.join(archs)}",
+        else f"`{op}` holds no code for the {gpu} ({name}), though torch itself does"
     )
+    draft.cause = f"the GPU is {name}; torch was compiled for {', '.join(archs)}"
     draft.at(*raised_at(evidence, f"no code for {name}"))
     draft.because(*read_setup().words)
     if missing:

@@ -41,12 +41,9 @@ def check(stall: Stall) -> Draft | None:
         who = "cuDNN"
     if not who or not busy:
         return None
-    draft = check.draft(
-        stall,
-        "likely",
-        f"not hung: {who} times kernels to find the fastest, for {duration(stall.still)} so far",
-        "the fastest one is chosen before the first use, and once more for every new shape",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"not hung: {who} times kernels to find the fastest, for {duration(stall.still)} so far"
+    draft.cause = "the fastest one is chosen before the first use, and once more for every new shape"
     line = caller_of(main, frame) if frame is not None else None
     draft.at(at(line, "cause", "tuned at this call") or main_line(stall, "cause", "tuned at this call"))
     draft.because("torch.backends.cudnn.benchmark is on" if who == "cuDNN" else "")

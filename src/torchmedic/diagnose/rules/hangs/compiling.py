@@ -65,12 +65,9 @@ def check(stall: Stall) -> Draft | None:
     if not works or (found is None and demand(row) > BUSY):
         return None  # a compiler that nobody waits for is no reason
     what = f" by {_what(found)}" if found is not None else ""
-    draft = check.draft(
-        stall,
-        "likely",
-        f"not hung: code is being compiled{what}, for {duration(stall.still)} so far",
-        "no step can end before the compilation ends",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"not hung: code is being compiled{what}, for {duration(stall.still)} so far"
+    draft.cause = "no step can end before the compilation ends"
     line = caller_of(main, found) if found is not None else None
     draft.at(at(line, "cause", "compiled at this call") or main_line(stall, "cause", "compiled at this call"))
     names = sorted({tool.name or tool.command[0] for tool in tools})

@@ -52,12 +52,9 @@ def _runnable(stall: Stall) -> int:
 
 def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Draft:
     times = runnable / quota
-    draft = check.draft(
-        stall,
-        "likely",
-        f"slowed down: {runnable} threads want to run, and the CPU limit allows {quota:g}",
-        f"the control group was stopped in {share:.0%} of its periods, as its CPU time was used up",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"slowed down: {runnable} threads want to run, and the CPU limit allows {quota:g}"
+    draft.cause = f"the control group was stopped in {share:.0%} of its periods, as its CPU time was used up"
     draft.at(main_line(stall, "cause", "the main thread is slow here"))
     draft.because(f"expect about {times:.1f} times as long as with a core for every thread")
     draft.because(*_threads(stall))
@@ -68,12 +65,9 @@ def _throttled(stall: Stall, quota: float, share: float, runnable: int) -> Draft
 
 
 def _crowded(stall: Stall, cores: int, waiting: float, runnable: int) -> Draft:
-    draft = check.draft(
-        stall,
-        "likely",
-        f"slowed down: {runnable} threads of the run share {cores} cores",
-        "every thread gets a fraction of a core",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"slowed down: {runnable} threads of the run share {cores} cores"
+    draft.cause = "every thread gets a fraction of a core"
     draft.at(main_line(stall, "cause", "the main thread is slow here"))
     draft.because(
         f"threads waited for a core in {waiting:.0%} of the time; expect {runnable / cores:.1f} times as long"

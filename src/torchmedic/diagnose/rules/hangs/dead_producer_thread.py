@@ -99,11 +99,10 @@ def _last_name(text: str) -> str:
 def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence, producer: _Producer) -> Draft:
     thread = producer.thread
     sure = _last_name(wanted.name) in producer.queues
-    draft = check.draft(
-        stall,
-        silence.grade if sure else "likely",
-        f"the run waits for the queue `{wanted.name}`, and the thread that filled it has ended",
-        f"`get` has no time limit, and thread `{thread.name}` ({thread.target}) puts nothing into the queue any more",
+    draft = check.draft(stall, silence.grade if sure else "likely")
+    draft.message = f"the run waits for the queue `{wanted.name}`, and the thread that filled it has ended"
+    draft.cause = (
+        f"`get` has no time limit, and thread `{thread.name}` ({thread.target}) puts nothing into the queue any more"
     )
     draft.at(at(waiter.frame, "cause", f"waits for queue `{wanted.name}`"))
     if thread.started_line:

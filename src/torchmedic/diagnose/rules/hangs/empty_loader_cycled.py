@@ -30,12 +30,9 @@ def check(stall: Stall) -> Draft | None:
     inner, thread = stall.inner, stall.thread
     if inner is None or thread is None or inner.batches or inner.requests < _MIN_PASSES:
         return None
-    draft = check.draft(
-        stall,
-        "proven",
-        "the loader yields no batch, and is started again and again",
-        f"a batch was requested {inner.requests} times in a second, and none came",
-    )
+    draft = check.draft(stall, "proven")
+    draft.message = "the loader yields no batch, and is started again and again"
+    draft.cause = f"a batch was requested {inner.requests} times in a second, and none came"
     draft.at(_asking(thread, inner.loop))
     if inner.empty_loader:
         draft.because(inner.empty_loader)

@@ -61,14 +61,13 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
     else:
         same = ", ".join(f"`{name}` = {value}" for name, value in zip(loop.unchanged, loop.values, strict=False))
         why = f"no value that could end the loop changes: {same}"
-    draft = check.draft(
-        stall,
-        "likely" if certain else "possible",
+    draft = check.draft(stall, "likely" if certain else "possible")
+    draft.message = (
         f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end"
         if certain
-        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} goes on, and nothing that ends it changes",
-        why,
+        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} goes on, and nothing that ends it changes"
     )
+    draft.cause = why
     draft.at(line_location("cause", loop.file, loop.line, "this loop does not end"))
     inner = thread.user_frame
     if inner is not None and inner.line != loop.line:

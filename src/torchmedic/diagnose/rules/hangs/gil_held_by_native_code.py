@@ -102,12 +102,9 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Draft:
     how = "is at work" if at_work else "waits"
     frame = holder.user_frame or holder.frames[0]
     others = "the main thread and all others wait" if not holder.main else "no other thread can run"
-    draft = check.draft(
-        stall,
-        "likely",
-        f"a native call {how} and holds Python's GIL",
-        f"this call does not release the GIL, so {others}",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"a native call {how} and holds Python's GIL"
+    draft.cause = f"this call does not release the GIL, so {others}"
     draft.at(at(frame, "cause", f"this call {how} and holds the GIL"))
     if not holder.main:
         draft.at(main_line(stall, label="the main thread waits here for the GIL"))

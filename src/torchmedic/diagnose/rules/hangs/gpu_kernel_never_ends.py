@@ -24,12 +24,9 @@ from torchmedic.records.stall import Stall
 def check(stall: Stall) -> Draft | None:
     if not waits_for_device(stall) or not spins(stall):
         return None
-    draft = check.draft(
-        stall,
-        "likely",
-        f"a kernel has been on the GPU for {duration(stall.still)} and seems to be in an endless loop",
-        "the GPU is busy all the time, but draws little power and does not access memory",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"a kernel has been on the GPU for {duration(stall.still)} and seems to be in an endless loop"
+    draft.cause = "the GPU is busy all the time, but draws little power and does not access memory"
     draft.at(main_line(stall, "cause", "the main thread waits for the GPU here"), last_mark(stall))
     draft.because(*power_words(stall), *device_words(stall))
     draft.help("run with CUDA_LAUNCH_BLOCKING=1 to see at which line the kernel is launched")

@@ -22,12 +22,9 @@ from torchmedic.records.stall import Stall
 def check(stall: Stall) -> Draft | None:
     if not waits_for_device(stall) or spins(stall):
         return None
-    draft = check.draft(
-        stall,
-        "likely",
-        f"not hung: the GPU is computing, for {duration(stall.still)} so far",
-        "the main thread waits for results of the GPU",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"not hung: the GPU is computing, for {duration(stall.still)} so far"
+    draft.cause = "the main thread waits for results of the GPU"
     draft.at(main_line(stall, "cause", "the main thread waits for the GPU here"))
     draft.because(*power_words(stall), *device_words(stall))
     draft.help("wait; `torch.profiler` shows which operation takes the time")

@@ -80,12 +80,11 @@ def _told(stall: Stall, cause: str, seen: str, severity: Severity = "note") -> D
 def _helped(stall: Stall) -> Draft | None:
     for helper in helpers(stall):
         if helper.sleeps is None:
-            draft = check.draft(
-                stall,
-                "likely" if helper.known else "possible",
-                f"not hung: the run waits for a working thread or process, for {duration(stall.still)} so far",
-                where(helper),
+            draft = check.draft(stall, "likely" if helper.known else "possible")
+            draft.message = (
+                f"not hung: the run waits for a working thread or process, for {duration(stall.still)} so far"
             )
+            draft.cause = where(helper)
             draft.at(at(helper.frame, "cause", f"{helper.name} is at work here"))
             draft.at(
                 main_line(stall, "surfaced" if helper.frame is not None else "cause", "the main thread waits here")

@@ -78,12 +78,9 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
         message = f"{wanted.count} of {wanted.room} threads have come to the barrier `{wanted.name}`, and no more will"
     else:
         message = f"the run waits for the {kind} `{wanted.name}`, and no thread is left to {_ENDS[wanted.kind]}"
-    draft = check.draft(
-        stall,
-        silence.grade,
-        message,
-        f"the wait for `{wanted.name}` has no time limit, and no thread can end it",
-    )
+    draft = check.draft(stall, silence.grade)
+    draft.message = message
+    draft.cause = f"the wait for `{wanted.name}` has no time limit, and no thread can end it"
     draft.at(at(waiter.frame, "cause", f"waits for {kind} `{wanted.name}`"), main_line(stall))
     draft.because(*silence.facts)
     if wanted.kind == "barrier":

@@ -32,11 +32,10 @@ def check(stall: Stall) -> Draft | None:
         if threads < 2 or before < threads or len(process.own_threads) >= threads or _in_python(thread.frames[0].file):
             continue
         named = [name for name in row.native if "gomp" in name or "kmp" in name]
-        draft = check.draft(
-            stall,
-            "proven" if named else "likely",
-            f"{who(process)} waits for OpenMP threads that were lost in a fork",
-            f"it was forked from a process with {before} threads and waits for a team of {threads} that does not exist",
+        draft = check.draft(stall, "proven" if named else "likely")
+        draft.message = f"{who(process)} waits for OpenMP threads that were lost in a fork"
+        draft.cause = (
+            f"it was forked from a process with {before} threads and waits for a team of {threads} that does not exist"
         )
         draft.at(at(thread.user_frame, "cause", "this computes with several threads, in a forked process"))
         draft.at(main_line(stall))

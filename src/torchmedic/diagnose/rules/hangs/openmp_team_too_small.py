@@ -26,12 +26,9 @@ def check(stall: Stall) -> Draft | None:
         threads, thread = view.torch_threads or 1, view.main
         if thread is None or threads <= int(limit):
             continue
-        draft = check.draft(
-            stall,
-            "likely",
-            f"torch divides its work for {threads} threads, but OpenMP may have only {limit}",
-            f"OMP_THREAD_LIMIT={limit}: a barrier waits for threads that are never started, and spins",
-        )
+        draft = check.draft(stall, "likely")
+        draft.message = f"torch divides its work for {threads} threads, but OpenMP may have only {limit}"
+        draft.cause = f"OMP_THREAD_LIMIT={limit}: a barrier waits for threads that are never started, and spins"
         draft.at(at(thread.user_frame, "cause", "this never comes back"))
         draft.because(f"at one and the same instruction in all looks, while using {process.busy:.0%} of a core")
         draft.because(f"OMP_THREAD_LIMIT={limit}, torch.get_num_threads() is {threads}")

@@ -35,11 +35,10 @@ def check(stall: Stall) -> Draft | None:
     begun = stall.box is not None and stall.box.last is not None and stall.box.last.updates > 0
     if not (inside or (gpu and not begun) or (loaded and not begun and inner.device_busy is not True)):
         return None
-    draft = check.draft(
-        stall,
-        "likely",
-        f"not hung: the driver compiles kernels for {gpu or 'this GPU'}, for {duration(stall.still)} so far",
-        f"this torch has code for {', '.join(inner.architectures) or 'other GPUs'} only" if gpu else "PTX is compiled",
+    draft = check.draft(stall, "likely")
+    draft.message = f"not hung: the driver compiles kernels for {gpu or 'this GPU'}, for {duration(stall.still)} so far"
+    draft.cause = (
+        f"this torch has code for {', '.join(inner.architectures) or 'other GPUs'} only" if gpu else "PTX is compiled"
     )
     draft.at(main_line(stall, "cause", "the first use of the GPU waits here"))
     draft.because(f"the driver's compiler is loaded ({_COMPILER})" if loaded else "")

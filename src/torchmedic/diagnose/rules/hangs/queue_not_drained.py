@@ -60,11 +60,10 @@ def _all_threads(stall: Stall, pids: set[int]) -> list[Waiter]:
 def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Draft:
     child = writer.process
     name = waiter.wanted.name if waiter.wanted is not None else "the child"
-    draft = check.draft(
-        stall,
-        "proven",
-        f"`{name}` cannot end: items that it put into a queue have not been read",
-        f"the child ({child.pid}) still writes into a full pipe, which only the process that waits for it could read",
+    draft = check.draft(stall, "proven")
+    draft.message = f"`{name}` cannot end: items that it put into a queue have not been read"
+    draft.cause = (
+        f"the child ({child.pid}) still writes into a full pipe, which only the process that waits for it could read"
     )
     draft.at(at(waiter.frame, "cause", "waits for the end of the child, and does not read"))
     draft.at(main_line(stall))
@@ -75,12 +74,9 @@ def _joined(stall: Stall, waiter: Waiter, writer: Waiter) -> Draft:
 
 def _full(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Draft:
     holds = f" of {wanted.room} items" if wanted.room else ""
-    draft = check.draft(
-        stall,
-        silence.grade,
-        f"the queue `{wanted.name}` is full, and no consumer is left",
-        f"`put` waits for room in a queue{holds} without a time limit",
-    )
+    draft = check.draft(stall, silence.grade)
+    draft.message = f"the queue `{wanted.name}` is full, and no consumer is left"
+    draft.cause = f"`put` waits for room in a queue{holds} without a time limit"
     draft.at(at(waiter.frame, "cause", "waits for room here"), main_line(stall))
     draft.because(f"it holds {wanted.count}{holds}" if wanted.count is not None else "", *silence.facts)
     draft.help("find out why its consumer has ended; `put(item, timeout=60)` raises instead of waiting forever")

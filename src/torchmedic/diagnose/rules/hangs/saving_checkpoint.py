@@ -47,11 +47,10 @@ def check(stall: Stall) -> Draft | None:
     if not moves or (call is None and not by_file):
         return None
     where = f" to {relative(file.path)}" if file is not None else ""
-    draft = check.draft(
-        stall,
-        "likely",
-        f"not hung: a checkpoint is being written{where}, for {duration(stall.still)} so far",
-        "the main thread saves, and what it writes grows" if file is not None else "the main thread is at work on it",
+    draft = check.draft(stall, "likely")
+    draft.message = f"not hung: a checkpoint is being written{where}, for {duration(stall.still)} so far"
+    draft.cause = (
+        "the main thread saves, and what it writes grows" if file is not None else "the main thread is at work on it"
     )
     draft.at(at(call or main.user_frame, "cause", "it is saved here"))
     state = stall.inner.state_bytes if stall.inner is not None else None

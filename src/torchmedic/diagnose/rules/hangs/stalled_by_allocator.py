@@ -26,12 +26,11 @@ def check(stall: Stall) -> Draft | None:
     rate = inner.allocator_retry_rate if inner is not None else None
     if inner is None or rate is None or rate < _MIN_RETRIES_PER_SECOND:
         return None
-    draft = check.draft(
-        stall,
-        "likely",
-        "the run is slow because the GPU's memory is nearly full, and the allocator empties its cache again and again",
-        f"the allocator gave all its cached memory back and asked anew {rate:.0f} times a second",
+    draft = check.draft(stall, "likely")
+    draft.message = (
+        "the run is slow because the GPU's memory is nearly full, and the allocator empties its cache again and again"
     )
+    draft.cause = f"the allocator gave all its cached memory back and asked anew {rate:.0f} times a second"
     draft.at(main_line(stall, "cause", "the main thread is here"))
     draft.because(f"{inner.allocator_retries} times since the start" if inner.allocator_retries else "")
     draft.help("set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` before the start")

@@ -28,12 +28,9 @@ def check(stall: Stall) -> Draft | None:
     works = any(process.demand > _MIN_SHARE_OF_CORE for process in stall.processes if process.pid not in stall.mute)
     if moves or works or not (stands(stall.inner) or stall.pid in stall.mute) or ends_by_itself(view):
         return None
-    draft = check.draft(
-        stall,
-        "possible",
-        "the run makes no progress, and no rule explains why",
-        "no Python thread made progress between several checks",
-    )
+    draft = check.draft(stall, "possible")
+    draft.message = "the run makes no progress, and no rule explains why"
+    draft.cause = "no Python thread made progress between several checks"
     draft.at(main_line(stall, "cause", "the main thread is here"))
     if view is not None and view.main is not None:
         thread = view.main

@@ -26,12 +26,9 @@ def check(stall: Stall) -> Draft | None:
     stopped = waiter.process
     own = stopped.pid == stall.pid
     name = "the training process" if own else who(stopped)
-    draft = check.draft(
-        stall,
-        "proven",
-        f"{name} is stopped{_by_whom(stopped)}",
-        f"process {stopped.pid} is in state {stopped.state}, and gets no CPU until it is continued",
-    )
+    draft = check.draft(stall, "proven")
+    draft.message = f"{name} is stopped{_by_whom(stopped)}"
+    draft.cause = f"process {stopped.pid} is in state {stopped.state}, and gets no CPU until it is continued"
     if waiter.by is not None:
         draft.at(at(waiter.by.nearest_frame, "cause", f"waits for {name} here"))
         draft.at(at(waiter.frame, "origin", "it was stopped here"))

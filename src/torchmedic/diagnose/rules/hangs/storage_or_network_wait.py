@@ -58,16 +58,13 @@ def _storage(stall: Stall, waiter: Waiter) -> Draft:
     what = "the driver of the GPU" if nvidia else "storage"
     file = next((wait.target for wait in waiter.files if wait.target), "")
     over = stall.still >= max(2 * stall.limit, _MIN_DRIVER_SECONDS if nvidia else 0.0)
-    early = nvidia and not over
-    draft = check.draft(
-        stall,
-        "likely",
-        ("not hung yet: " if early else "")
-        + f"the run waits in the kernel for {what}"
-        # The driver serves one process after the other, and a start of CUDA takes it seconds.
-        + ("" if early else ", which does not answer"),
-        f"{command(process, process.pid)} is in state D{where}: it neither runs nor can be interrupted",
-    )
+    early = nvidia and not over  # the driver serves one process after the other: a start of CUDA takes it seconds
+    draft = check.draft(stall, "likely")
+    if early:
+        draft.message = f"not hung yet: the run waits in the kernel for {what}"
+    else:
+        draft.message = f"the run waits in the kernel for {what}, which does not answer"
+    draft.cause = f"{command(process, process.pid)} is in state D{where}: it neither runs nor can be interrupted"
     draft.at(at(waiter.frame, "cause", "waits here") or main_line(stall, "cause", "waits here"), main_line(stall))
     draft.because(f"the file is {file}" if file else "", "nothing was read or written during the examination")
     pressure = stall.pressure.io_full if stall.pressure is not None else None

@@ -31,12 +31,9 @@ def check(stall: Stall) -> Draft | None:
     swapped, faults = rates.swap_in or 0.0, rates.major_faults or 0.0
     if stood < _MIN_SHARE_WAITING or (swapped < _MIN_SWAP_BYTES_PER_SECOND and faults < _MIN_FAULTS_PER_SECOND):
         return None
-    draft = check.draft(
-        stall,
-        "likely",
-        "the run is slow because the host has too little memory and swaps",
-        f"for {stood:.0%} of the time nothing could run, as everything waited for memory",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = "the run is slow because the host has too little memory and swaps"
+    draft.cause = f"for {stood:.0%} of the time nothing could run, as everything waited for memory"
     draft.at(main_line(stall, "cause", "the main thread is here"))
     draft.because(f"{size(int(swapped))} a second are read back from swap" if swapped else "")
     draft.because(f"{faults:.0f} times a second the run waits for a page from disk" if faults else "")

@@ -69,19 +69,13 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Draft:
     wanted = first.waits_for
     assert wanted is not None
     if len(cycle) == 1:
-        draft = check.draft(
-            stall,
-            "proven",
-            f"a thread waits for `{wanted.name}`, which it holds itself",
-            f"this {wanted.kind} was taken before by the same thread, and is not released while it waits",
-        )
+        draft = check.draft(stall, "proven")
+        draft.message = f"a thread waits for `{wanted.name}`, which it holds itself"
+        draft.cause = f"this {wanted.kind} was taken before by the same thread, and is not released while it waits"
     else:
-        draft = check.draft(
-            stall,
-            "proven",
-            f"deadlock: {len(cycle)} threads wait for each other's locks",
-            f"each of {len(cycle)} threads waits for what the next one holds",
-        )
+        draft = check.draft(stall, "proven")
+        draft.message = f"deadlock: {len(cycle)} threads wait for each other's locks"
+        draft.cause = f"each of {len(cycle)} threads waits for what the next one holds"
     for thread in cycle:
         lock = thread.waits_for
         frame = next((frame for frame in thread.frames if frame.user), None)

@@ -28,12 +28,11 @@ def check(stall: Stall) -> Draft | None:
         wanted = thread.waits_for
         if hook is None or wanted is None or thread.moved:
             continue
-        draft = check.draft(
-            stall,
-            "likely",
-            f"`{hook.function}`, which runs inside of the backward pass, waits for {wanted.kind} `{wanted.name}`",
-            "the backward pass waits for it to return, and nothing moves",
+        draft = check.draft(stall, "likely")
+        draft.message = (
+            f"`{hook.function}`, which runs inside of the backward pass, waits for {wanted.kind} `{wanted.name}`"
         )
+        draft.cause = "the backward pass waits for it to return, and nothing moves"
         draft.at(at(hook, "cause", "this waits while the backward pass waits for it"))
         draft.at(at(backward, "surfaced", "the backward pass was started here"))
         return draft.help("do not wait inside a hook: pass the work on, and wait for it after `backward()`")

@@ -68,14 +68,13 @@ def _stands(stall: Stall, process: ProcessView) -> bool:
 def _told(stall: Stall, waiter: Waiter, below: list[ProcessView], waiters: list[Waiter]) -> Draft:
     child = below[0]
     pool = waiter.wanted is not None and waiter.wanted.kind == "result of a pool"
-    draft = check.draft(
-        stall,
-        "likely",
+    draft = check.draft(stall, "likely")
+    draft.message = (
         "no process of the pool is at work on what the run waits for"
         if pool
-        else "the run waits for a child process that makes no progress",
-        f"{command(child, child.pid)} does nothing, and the wait for it has no end",
+        else "the run waits for a child process that makes no progress"
     )
+    draft.cause = f"{command(child, child.pid)} does nothing, and the wait for it has no end"
     inner = next((each for each in waiters if each.process.pid == child.pid and each.frame is not None), None)
     own = inner.frame if inner is not None and inner.frame != waiter.frame and not pool else None
     draft.at(at(own, "cause", "the child stands here"))

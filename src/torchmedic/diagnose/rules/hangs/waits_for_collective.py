@@ -48,12 +48,9 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Draft:
         or (missing > 0 and together is not True)
         or (job is None and together is False)
     )
-    draft = check.draft(
-        stall,
-        "likely",
-        f"{_who(view)} waits in {call.words} for other ranks",
-        _cause_of_start(stall, view, ranks) if call.words == JOINING else _cause(call, ranks, missing, world),
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"{_who(view)} waits in {call.words} for other ranks"
+    draft.cause = _cause_of_start(stall, view, ranks) if call.words == JOINING else _cause(call, ranks, missing, world)
     draft.at(at(call.frame, "cause", f"{_who(view)} waits here, in {call.words}"))
     _describe(draft, view, ranks, missing)
     draft.help(_START_HELP if call.words == JOINING else _HELP)
@@ -63,12 +60,9 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Draft:
 
 def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: list[Rank]) -> Draft:
     first = slow[0]
-    draft = check.draft(
-        stall,
-        "likely",
-        f"not hung: {_who(view)} waits in {call.words} for {first.name}, which is at work",
-        f"{first.name} {first.how}",
-    )
+    draft = check.draft(stall, "likely")
+    draft.message = f"not hung: {_who(view)} waits in {call.words} for {first.name}, which is at work"
+    draft.cause = f"{first.name} {first.how}"
     draft.at(at(first.frame, "cause", f"{first.name} is at work here"))
     draft.at(at(call.frame, "surfaced" if first.frame is not None else "cause", f"{_who(view)} waits here"))
     _describe(draft, view, ranks, 0)

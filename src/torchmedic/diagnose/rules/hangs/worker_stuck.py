@@ -35,12 +35,9 @@ def check(stall: Stall) -> Draft | None:
             continue
         waits = "" if not thread.waits_for else f", waiting for {thread.waits_for.kind} `{thread.waits_for.name}`"
         item = f" item {view.item}" if view.item else ""
-        draft = check.draft(
-            stall,
-            "proven",
-            f"a DataLoader worker is stuck in the dataset{' on' + item if item else ''}",
-            f"worker {process.pid} stands at {short(frame)}{waits}",
-        )
+        draft = check.draft(stall, "proven")
+        draft.message = f"a DataLoader worker is stuck in the dataset{' on' + item if item else ''}"
+        draft.cause = f"worker {process.pid} stands at {short(frame)}{waits}"
         draft.at(at(frame, "cause", f"the worker is stuck here{',' + item if item else ''}"))
         draft.at(main_line(stall))
         draft.because(*_given(stall, process.pid))

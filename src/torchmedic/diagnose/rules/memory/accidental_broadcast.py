@@ -79,12 +79,9 @@ def check(evidence: RaisedEvidence) -> RuleAnswer | None:
 
 def _said(autopsy: Autopsy, found: _Table, places: tuple[Location, ...], edit: Edit | None = None) -> RuleAnswer:
     one, two = found.pair
-    draft = check.draft(
-        autopsy.evidence,
-        "proven",
-        f"{list(one)} and {list(two)} broadcast to {list(found.shape)}, which takes {size(found.nbytes)}",
-        f"both have {math.prod(one)} elements; together they were paired to {math.prod(found.shape)}",
-    )
+    draft = check.draft(autopsy.evidence, "proven")
+    draft.message = f"{list(one)} and {list(two)} broadcast to {list(found.shape)}, which takes {size(found.nbytes)}"
+    draft.cause = f"both have {math.prod(one)} elements; together they were paired to {math.prod(found.shape)}"
     draft.at(*places)
     draft.because(*table(autopsy))
     plan = None

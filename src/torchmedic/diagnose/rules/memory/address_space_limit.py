@@ -47,12 +47,9 @@ def _inside(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     if refusal is None or (bound := refusal.bound) is None:
         return None
     message = refusal.what or "there is no memory"
-    draft = check.draft(
-        evidence,
-        "proven" if bound.certain else "likely",
-        f"{message}: the process may have {size(bound.limit)} of {bound.of}",
-        _cause(bound, refusal.asked),
-    )
+    draft = check.draft(evidence, "proven" if bound.certain else "likely")
+    draft.message = f"{message}: the process may have {size(bound.limit)} of {bound.of}"
+    draft.cause = _cause(bound, refusal.asked)
     refusal.place(draft)
     who = setter_of(bound.name, bound.limit)
     own = who is None or who.own or parent_process() is not None  # what a worker inherits, the script may have set
@@ -87,12 +84,9 @@ def _from_outside(left: NoRoom) -> Draft | None:
     if bound is None:
         return None
     want = f"there is no memory for {size(left.asked)}" if left.asked is not None else "there is no memory"
-    draft = check.draft(
-        left,
-        "proven" if bound.certain else "likely",
-        f"{want}: the process may have {size(bound.limit)} of {bound.of}",
-        _cause(bound, left.asked),
-    )
+    draft = check.draft(left, "proven" if bound.certain else "likely")
+    draft.message = f"{want}: the process may have {size(bound.limit)} of {bound.of}"
+    draft.cause = _cause(bound, left.asked)
     most = (left.memory.resident or 0) // 4
     holder = next((each for each in left.holders if each.file and each.nbytes > most), None)
     if holder is not None:

@@ -27,12 +27,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     retries, updates = autopsy.measured.retries, autopsy.agent.clock.updates
     if retries < _OFTEN or updates < 2 or retries < updates // 4:
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the allocator emptied its cache {retries} times in {updates} steps before it gave up",
-        f"memory had been short for some time: {size(autopsy.asked or 0)} were refused in the end",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the allocator emptied its cache {retries} times in {updates} steps before it gave up"
+    draft.cause = f"memory had been short for some time: {size(autopsy.asked or 0)} were refused in the end"
     draft.at(most_held(autopsy, "cause"), *noticed(autopsy))
     shown(draft, autopsy)
     draft.help("make the batch a little smaller")

@@ -44,11 +44,10 @@ def _refused(evidence: RaisedEvidence) -> Draft | None:
     fits_group = (memory.resident or 0) + asked <= memory.cgroup_limit
     if fits_group or asked > memory.available:
         return None
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"{refusal.what}: its cgroup may hold {size(memory.cgroup_limit)}",
-        f"{size(asked)} asked for, {size(memory.resident or 0)} held; the host has {size(memory.available)} free",
+    draft = check.draft(evidence, "likely")
+    draft.message = f"{refusal.what}: its cgroup may hold {size(memory.cgroup_limit)}"
+    draft.cause = (
+        f"{size(asked)} asked for, {size(memory.resident or 0)} held; the host has {size(memory.available)} free"
     )
     refusal.place(draft)
     refusal.hold(draft)

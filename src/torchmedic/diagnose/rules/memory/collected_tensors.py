@@ -89,12 +89,9 @@ def _grown(autopsy: Autopsy) -> Grown | None:
 
 def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection) -> Draft:
     name, kind = found.holder.path, kind_of(autopsy, found.holder)
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{name}` has collected {size(found.nbytes)} in {count(found.number, kind)}",
-        _reason(found.holder, autopsy.asked or 0),
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` has collected {size(found.nbytes)} in {count(found.number, kind)}"
+    draft.cause = _reason(found.holder, autopsy.asked or 0)
     draft.at(found.filler.location("cause", f"`{name}` is filled here"), *noticed(autopsy))
     shown(draft, autopsy)
     where = "move it to the host first (`.cpu()`)" if autopsy.exhaustion.on_device else "reduce it first"
@@ -103,12 +100,9 @@ def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection)
 
 def _of_tensor(evidence: RaisedEvidence, autopsy: Autopsy, found: Grown) -> Draft:
     name, kind = found.holder.path, kind_of(autopsy, found.holder)
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{name}` has grown to {size(found.nbytes)} in one {kind}",
-        _reason(found.holder, autopsy.asked or 0),
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` has grown to {size(found.nbytes)} in one {kind}"
+    draft.cause = _reason(found.holder, autopsy.asked or 0)
     draft.at(found.at.location("cause", f"`{name}` is extended here"), *noticed(autopsy))
     shown(draft, autopsy)
     return draft.help("keep only the last part of it (`[-size:]`), or write into a tensor of a fixed size in turn")

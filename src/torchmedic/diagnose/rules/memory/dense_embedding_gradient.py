@@ -46,12 +46,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if table is None:
         return None
     rows, shape = table.shape[0], list(table.shape)
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the gradient of an embedding of {shape} takes {size(table.nbytes)}",
-        f"it is dense: it has all {rows} rows, whatever was looked up",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the gradient of an embedding of {shape} takes {size(table.nbytes)}"
+    draft.cause = f"it is dense: it has all {rows} rows, whatever was looked up"
     built = _built_at(evidence, layer) if layer is not None else _forward_line(autopsy)
     draft.at(built, *evidence.at_user_line("cause" if built is None else "surfaced", "refused here"))
     draft.at(differentiated(autopsy) if layer is not None else None)

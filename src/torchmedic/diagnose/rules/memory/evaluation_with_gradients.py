@@ -26,11 +26,10 @@ def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     found = evaluation_of(autopsy) if autopsy is not None else None
     if autopsy is None or found is None:
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"an evaluation keeps {size(found.saved)} for a backward that never happens",
-        f"{'the model is in evaluation mode, ' if found.is_declared else ''}gradients are on, and no backward follows",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"an evaluation keeps {size(found.saved)} for a backward that never happens"
+    draft.cause = (
+        f"{'the model is in evaluation mode, ' if found.is_declared else ''}gradients are on, and no backward follows"
     )
     draft.at(found.call.location("cause", "gradients are on here"), *noticed(autopsy))
     kept = next((each for each in autopsy.retained if each.for_nothing and each.is_container), None)

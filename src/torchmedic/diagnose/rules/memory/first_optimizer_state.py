@@ -61,13 +61,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if top is not None and top[1] > _MIN_TIMES_STATE * needed and is_collecting(autopsy):
         return None  # results of many trainings, say: it is only the last straw
     kind = type(optimizer).__name__
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the state of {kind} needs {size(needed)}"
-        + (f", of which {size(there)} fitted" if there < needed else f", and its step {size(autopsy.asked or 0)} more"),
-        _reason(optimizer),
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the state of {kind} needs {size(needed)}" + (
+        f", of which {size(there)} fitted" if there < needed else f", and its step {size(autopsy.asked or 0)} more"
     )
+    draft.cause = _reason(optimizer)
     step = _caller(evidence)
     if step is None or (autopsy.in_optimizer and not _is_own(optimizer)):
         draft.at(*evidence.at_user_line("cause", "the state is made here"))

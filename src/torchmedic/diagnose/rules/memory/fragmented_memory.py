@@ -32,12 +32,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None  # a little lies in pieces in every full memory
     if "expandable_segments:true" in _setting().lower():
         return None
-    draft = check.draft(
-        evidence,
-        "proven" if measured.exact else "likely",
-        f"no free block has {size(autopsy.asked)}, although {size(measured.cache)} are reserved and free",
+    draft = check.draft(evidence, "proven" if measured.exact else "likely")
+    draft.message = f"no free block has {size(autopsy.asked)}, although {size(measured.cache)} are reserved and free"
+    draft.cause = (
         f"the free memory lies in pieces between tensors that are in use; {size(measured.inactive_split)} of it "
-        f"in split blocks",
+        f"in split blocks"
     )
     draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} asked for here"))
     shown(draft, autopsy)

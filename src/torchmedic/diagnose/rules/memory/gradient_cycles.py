@@ -24,12 +24,9 @@ def check(evidence: LeakEvidence) -> Draft | None:
     growth = evidence.growth
     if growth.what != "cycles":
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{growth.held.size} tensors and their gradients keep each other alive, with more in every step",
-        "their `.grad` has a graph that leads back to themselves, which the garbage collector does not see",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{growth.held.size} tensors and their gradients keep each other alive, with more in every step"
+    draft.cause = "their `.grad` has a graph that leads back to themselves, which the garbage collector does not see"
     where = Place(growth.held.file, growth.held.local)
     draft.at(evidence.at_call("cause", where, "backward", "with `create_graph=True` this writes a graph to `.grad`"))
     draft.because(

@@ -27,11 +27,10 @@ def check(evidence: LeakEvidence) -> Draft | None:
     if (evidence.is_emptied and not evidence.is_notable) or evidence.may_be_given_up:
         return None
     name = growth.held.name
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{name}` carries the autograd graphs of all steps so far ({growth.periods} or more)",
-        f"`{name}` is made from its own last value, and its graph reaches back beyond step {growth.first.step}",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` carries the autograd graphs of all steps so far ({growth.periods} or more)"
+    draft.cause = (
+        f"`{name}` is made from its own last value, and its graph reaches back beyond step {growth.first.step}"
     )
     draft.at(evidence.at_put("cause", "each step adds its graph to the graphs of all earlier steps"))
     draft.because(graph(evidence, f"`{name}`"), measured(evidence), end(evidence))

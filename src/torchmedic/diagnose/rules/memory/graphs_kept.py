@@ -36,13 +36,12 @@ def check(evidence: LeakEvidence) -> Draft | None:
     name = growth.held.name
     pieces = growth.held.kind == "reached"
     things = "tensors" if pieces else "items"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{name}` keeps the autograd graph of every {period(evidence)}: {growth.held.size} {things} by now",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` keeps the autograd graph of every {period(evidence)}: {growth.held.size} {things} by now"
+    draft.cause = (
         f"`{name}` leads to ever more tensors with a `grad_fn`{_way(growth.held.via)}, and the oldest is still there"
         if pieces
-        else f"the items of `{name}` {_are(weight)} tensors with a `grad_fn`, and the first of them is still there",
+        else f"the items of `{name}` {_are(weight)} tensors with a `grad_fn`, and the first of them is still there"
     )
     draft.at(evidence.at_put("cause", f"each {period(evidence)} puts {_count(growth.rate)} in here"))
     draft.because(

@@ -36,12 +36,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if not _is_for_batch(autopsy):
         return None
     first, last = calls[0].shape, calls[-1].shape
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the batch has grown from {list(first)} to {list(last)} in {len(calls) - 1} steps",
-        "each call of the model was given at least as much as the one before it",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the batch has grown from {list(first)} to {list(last)} in {len(calls) - 1} steps"
+    draft.cause = "each call of the model was given at least as much as the one before it"
     label = f"called with {list(last)}"
     joined = grown_input(evidence, autopsy.book.modules)
     if joined is not None:
@@ -67,12 +64,9 @@ def _by_source(evidence: RaisedEvidence, autopsy: Autopsy) -> Draft | None:
     if found is None or (autopsy.asked or 0) < _MIN_ASKED_SHARE * autopsy.book.everything:
         return None
     shape = list(found.shape)
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"`{found.name}` grows in every iteration of the loop, and now has shape {shape}",
-        "the source joins more to it each time and takes nothing away",
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = f"`{found.name}` grows in every iteration of the loop, and now has shape {shape}"
+    draft.cause = "the source joins more to it each time and takes nothing away"
     called = found.call.location("surfaced", f"called with {shape}")
     draft.at(found.at.location("cause", "more is joined to it here"), called, *noticed(autopsy))
     shown(draft, autopsy)

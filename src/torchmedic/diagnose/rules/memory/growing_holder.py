@@ -39,12 +39,11 @@ def check(evidence: LeakEvidence) -> Draft | None:
         return None  # it grows layer by layer, or thaws
     name = growth.held.name
     items = f" in {growth.held.size} items" if growth.held.kind == "items" else ""
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"`{name}` holds {size(evidence.bytes_held)}{items} and grows with every {period(evidence)}",
+    draft = check.draft(evidence, "likely")
+    draft.message = f"`{name}` holds {size(evidence.bytes_held)}{items} and grows with every {period(evidence)}"
+    draft.cause = (
         f"about {size(evidence.bytes_per_period)} came with each {period(evidence)} {span(evidence)}, and "
-        + ("no line of the source removes any item" if far is None else "nothing is taken out before memory ends"),
+        + ("no line of the source removes any item" if far is None else "nothing is taken out before memory ends")
     )
     draft.at(evidence.at_put("cause", "items that are added here are never removed"))
     draft.because(where(evidence), limit(evidence), measured(evidence), end(evidence))

@@ -24,11 +24,10 @@ def check(evidence: LeakEvidence) -> Draft | None:
     if growth.what != "hooks":
         return None
     name = growth.held.name
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{name}` has {growth.held.size} hooks by now, and every {period(evidence)} adds more",
-        f"`{name}.{growth.held.last}` grew with every {period(evidence)} {span(evidence)}, and none was removed",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` has {growth.held.size} hooks by now, and every {period(evidence)} adds more"
+    draft.cause = (
+        f"`{name}.{growth.held.last}` grew with every {period(evidence)} {span(evidence)}, and none was removed"
     )
     draft.at(evidence.at_put("cause", "adds another hook, and does not remove the earlier ones"))
     draft.because("all of them are called each time, so that steps get slower too", measured(evidence), end(evidence))

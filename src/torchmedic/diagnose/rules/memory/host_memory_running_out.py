@@ -51,12 +51,9 @@ def check(alarm: HostAlarm) -> Draft | None:
         message = f"all processes wait for memory {last.waiting:.0f} % of the time"
     rise = _rise(alarm, last.used)
     blamed, in_shm = rise.is_blamed, rise.in_shm
-    draft = check.draft(
-        alarm,
-        "likely" if blamed or in_shm else "possible",
-        message,
-        f"{kind} is nearly used up{_since(alarm, rise.shared if in_shm else 0, blamed=blamed)}",
-    )
+    draft = check.draft(alarm, "likely" if blamed or in_shm else "possible")
+    draft.message = message
+    draft.cause = f"{kind} is nearly used up{_since(alarm, rise.shared if in_shm else 0, blamed=blamed)}"
     top = _top(alarm, blamed=blamed, in_shm=in_shm)
     if top is not None and top.file:
         label = f"`{top.name}` is filled here and holds {size(top.nbytes)}"

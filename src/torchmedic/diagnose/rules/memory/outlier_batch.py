@@ -57,12 +57,9 @@ def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     longest = longest_row(incident.batch, incident.batch_indices, length)
     largest = largest_item(incident.batch, incident.batch_indices)
     has, had = ("has a tensor of", "had") if calls[-1].nested else ("is", "was")
-    draft = check.draft(
-        evidence,
-        "proven" if found.factor >= _MIN_FACTOR_PROVEN else "likely",
-        f"this batch {has} {list(found.shape)}, {found.factor:.1f} times as large as any before it",
-        f"the largest of the {found.before} batches before it {had} {list(found.usual)}, and it fitted",
-    )
+    draft = check.draft(evidence, "proven" if found.factor >= _MIN_FACTOR_PROVEN else "likely")
+    draft.message = f"this batch {has} {list(found.shape)}, {found.factor:.1f} times as large as any before it"
+    draft.cause = f"the largest of the {found.before} batches before it {had} {list(found.usual)}, and it fitted"
     draft.at(called_at(evidence, f"called with {list(found.shape)}"), *noticed(autopsy))
     if longest is not None:
         draft.because(_longest(longest))
@@ -87,12 +84,11 @@ def _of_one_sample(evidence: RaisedEvidence, autopsy: Autopsy) -> Draft | None:
     if giant is None:
         return None
     who = f"dataset item {giant.item}" if giant.item is not None else f"sample {giant.position} of the batch"
-    draft = check.draft(
-        evidence,
-        "proven" if autopsy.asked == giant.padded else "likely",
-        f"{who} is {list(giant.shape)}, the other {giant.samples - 1} samples of its batch about {list(giant.usual)}",
-        f"with all {giant.samples} made as large as that one, the batch takes {size(giant.padded)}",
+    draft = check.draft(evidence, "proven" if autopsy.asked == giant.padded else "likely")
+    draft.message = (
+        f"{who} is {list(giant.shape)}, the other {giant.samples - 1} samples of its batch about {list(giant.usual)}"
     )
+    draft.cause = f"with all {giant.samples} made as large as that one, the batch takes {size(giant.padded)}"
     draft.at(*evidence.at_user_line("cause", "all samples are made as large as the largest"))
     shown(draft, autopsy)
     return draft.help("cut or skip items that are too long, or build batches from items of similar size")
@@ -106,12 +102,9 @@ def _of_everything(evidence: RaisedEvidence, autopsy: Autopsy) -> RuleAnswer | N
     if of_batch < _MIN_SHARE_OF_BATCH * (book.everything + asked) or not is_whole_data_set(incident.batch_indices):
         return None
     number = len(incident.batch_indices)
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"this batch is the whole data set: {number} items at once",
-        f"it and what the step makes of it take {size(of_batch)} of {size(book.everything + asked)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"this batch is the whole data set: {number} items at once"
+    draft.cause = f"it and what the step makes of it take {size(of_batch)} of {size(book.everything + asked)}"
     draft.at(called_at(evidence, f"called with all {number} items"), *noticed(autopsy))
     shown(draft, autopsy)
     cures = add_cures(draft, autopsy)

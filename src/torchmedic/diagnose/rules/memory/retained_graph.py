@@ -66,12 +66,13 @@ def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
     of_gradients = held.holder.path == ".grad"
     made = _create_graph(autopsy) if of_gradients else None
     draft = check.draft(
-        evidence,
-        "proven" if blamed.is_enough and (filler is not None or made is not None) else "likely",
-        f"{name} {'keep' if of_gradients else 'keeps'} {size(held.nbytes)} "
-        f"alive in {'its graphs' if held.of_this_step or blamed.is_wanted else 'the graphs of earlier steps'}",
-        _cause(held, blamed.is_wanted),
+        evidence, "proven" if blamed.is_enough and (filler is not None or made is not None) else "likely"
     )
+    draft.message = (
+        f"{name} {'keep' if of_gradients else 'keeps'} {size(held.nbytes)} "
+        f"alive in {'its graphs' if held.of_this_step or blamed.is_wanted else 'the graphs of earlier steps'}"
+    )
+    draft.cause = _cause(held, blamed.is_wanted)
     if filler is not None:
         label = f"{name} is filled here" if held.is_container else f"{name} is carried on from here"
         draft.at(filler.location("cause", label), *noticed(autopsy))

@@ -33,11 +33,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     others = measured.others if measured.others is not None else max(0, measured.outside - _CONTEXT)
     if others < _MIN_SHARE_OF_DEVICE * measured.capacity or others + measured.free < autopsy.asked:
         return None
-    draft = check.draft(
-        evidence,
-        "proven" if measured.others is not None else "likely",
-        f"other processes hold {size(others)} of the device's {size(measured.capacity)}",
-        f"{size(autopsy.asked)} were asked for, {size(measured.free)} were free: it would fit without the others",
+    draft = check.draft(evidence, "proven" if measured.others is not None else "likely")
+    draft.message = f"other processes hold {size(others)} of the device's {size(measured.capacity)}"
+    draft.cause = (
+        f"{size(autopsy.asked)} were asked for, {size(measured.free)} were free: it would fit without the others"
     )
     draft.at(*evidence.at_user_line("cause", f"{size(autopsy.asked)} were refused here"))
     draft.because(*(f"process {pid} holds {size(use)}" for pid, use in autopsy.exhaustion.other_processes[:4]))

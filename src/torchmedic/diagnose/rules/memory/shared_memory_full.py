@@ -51,12 +51,9 @@ def _raised(evidence: RaisedEvidence) -> Draft | None:
     room = shared_memory()
     of = f" ({size(room.size)})" if room is not None else ""
     want = f": there is no room for {size(asked)}" if asked else ""
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"shared memory is full{want} in /dev/shm{of}",
-        "the kernel refused it: no space is left there",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"shared memory is full{want} in /dev/shm{of}"
+    draft.cause = "the kernel refused it: no space is left there"
     kept = _kept(draft, evidence, room)
     draft.at(kept)
     _place(draft, evidence, loading, asked)

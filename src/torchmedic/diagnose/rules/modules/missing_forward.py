@@ -30,13 +30,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     kind = type(module).__name__
     container = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{layer_name(evidence, module)} was called, and has no `forward`",
-        f"a `{kind}` holds modules and runs none of them"
-        if container
-        else f"no class above `{kind}` defines `forward`",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{layer_name(evidence, module)} was called, and has no `forward`"
+    draft.cause = (
+        f"a `{kind}` holds modules and runs none of them" if container else f"no class above `{kind}` defines `forward`"
     )
     draft.at(*evidence.at_user_line("cause", f"this calls `{kind}.forward`, which does not exist"))
     if container:

@@ -30,12 +30,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if module is None or "_modules" in module.__dict__:
         return None
     kind = type(module).__name__
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{kind}` was used before `nn.Module.__init__` had run for it",
-        "the module has no tables for layers and parameters yet",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{kind}` was used before `nn.Module.__init__` had run for it"
+    draft.cause = "the module has no tables for layers and parameters yet"
     draft.at(*evidence.at_user_line("cause", "`super().__init__()` has not run for this module"))
     _where(module, draft)
     return draft.help("call `super().__init__()` as the first line of `__init__`")

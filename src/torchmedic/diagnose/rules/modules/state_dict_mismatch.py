@@ -49,12 +49,9 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Draft 
     saved = frame.variables.get("state_dict")
     kind = type(module).__name__
     if not isinstance(saved, Mapping):
-        draft = check.draft(
-            evidence,
-            "proven",
-            f"`{kind}.load_state_dict` was given a {type(saved).__name__}, not a dict of tensors",
-            "it takes what `state_dict()` returns",
-        )
+        draft = check.draft(evidence, "proven")
+        draft.message = f"`{kind}.load_state_dict` was given a {type(saved).__name__}, not a dict of tensors"
+        draft.cause = "it takes what `state_dict()` returns"
         draft.at(*evidence.at_user_line("cause", f"a {type(saved).__name__}, not a state"))
         return draft.help("pass `other.state_dict()`, or what was saved of it")
     own = module.state_dict()
@@ -131,11 +128,10 @@ def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved
     if have == given:
         return None
     kind = type(optimizer).__name__
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the saved state of an optimizer does not fit this `{kind}`: {given} parameters per group, not {have}",
-        f"the optimizer has {len(have)} groups of {have} parameters, the saved state {len(given)} of {given}",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"the saved state of an optimizer does not fit this `{kind}`: {given} parameters per group, not {have}"
     )
+    draft.cause = f"the optimizer has {len(have)} groups of {have} parameters, the saved state {len(given)} of {given}"
     draft.at(*evidence.at_user_line("cause", f"{given} parameters, not {have}"))
     return draft.help("build the optimizer over the same parameters, in the same groups, as when it was saved")

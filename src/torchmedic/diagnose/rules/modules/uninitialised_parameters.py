@@ -51,12 +51,9 @@ def _lazy(evidence: RaisedEvidence) -> Draft | None:
     values = [known.get("self"), *(known.get("args") or ()), *(known.get("kwargs") or {}).values()]
     used = any(is_lazy(value) for value in values)
     owners = _owners(evidence)
-    draft = check.draft(
-        evidence,
-        "proven" if used else "likely",
-        "a parameter of a lazy layer was used before its first input gave it a shape",
-        "its layer has not seen an input yet",
-    )
+    draft = check.draft(evidence, "proven" if used else "likely")
+    draft.message = "a parameter of a lazy layer was used before its first input gave it a shape"
+    draft.cause = "its layer has not seen an input yet"
     draft.at(*evidence.at_user_line("cause", "this parameter has no shape yet"))
     draft.because(f"without a shape: the parameters of {listed(owners)}" if owners else "")
     return draft.help(
@@ -78,12 +75,9 @@ def _meta(evidence: RaisedEvidence) -> Draft | None:
     layer = layer_of(evidence)
     subject = layer_name(evidence, layer) if layer is not None else f"`{type(held[0][0]).__name__}`"
     _, name, parameter = held[0]
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{subject} was used while its parameters are on the `meta` device, without values",
-        f"`{name}` has the shape {shape(parameter)} and no memory",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{subject} was used while its parameters are on the `meta` device, without values"
+    draft.cause = f"`{name}` has the shape {shape(parameter)} and no memory"
     draft.at(*evidence.at_user_line("cause", "its parameters hold no values"))
     count = len({id(item) for _, _, item in held})
     draft.because(f"{count} parameters are on `meta`")

@@ -55,11 +55,10 @@ def _blocked(evidence: RaisedEvidence, reading: FrameType) -> Draft | None:
     if not evidence.says("whose module", "is blocked"):
         return None
     path = reading.f_locals.get("full_path", "")
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`torch.load` refused the file: it wants to call `{path}`",
-        "no file of weights needs a function of this module, and torch allows none of them: they act on the machine",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`torch.load` refused the file: it wants to call `{path}`"
+    draft.cause = (
+        "no file of weights needs a function of this module, and torch allows none of them: they act on the machine"
     )
     draft.at(*evidence.at_user_line("cause", f"`{path}` is blocked"))
     return draft.help("do not load this file; get the weights from a source that you trust, as safetensors at best")
@@ -70,12 +69,9 @@ def _not_allowed(evidence: RaisedEvidence, reading: FrameType, loading: dict[str
     path = reading.f_locals.get("full_path")
     if not isinstance(path, str) or not evidence.says(f"GLOBAL {path} was not an allowed global"):
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`torch.load` refused the file: it holds `{path}`, not only weights",
-        "with `weights_only=True` nothing but tensors, numbers, strings and containers is read",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`torch.load` refused the file: it holds `{path}`, not only weights"
+    draft.cause = "with `weights_only=True` nothing but tensors, numbers, strings and containers is read"
     draft.at(*evidence.at_user_line("cause", f"`{path}` is refused"))
     others = [each for each in _all_refused(loading.get("f")) if each != path]
     draft.because(f"the file also holds {listed([f'`{each}`' for each in others])}" if others else "")
@@ -93,11 +89,10 @@ def _not_allowed(evidence: RaisedEvidence, reading: FrameType, loading: dict[str
 
 def _foreign(evidence: RaisedEvidence) -> Draft:
     """An instruction of pickle that the restricted unpickler does not have."""
-    draft = check.draft(
-        evidence,
-        "likely",
-        "`torch.load` refused the file: its pickle has more than `torch.save` writes for weights",
-        "with `weights_only=True` only the instructions are read that `torch.save` uses for tensors and containers",
+    draft = check.draft(evidence, "likely")
+    draft.message = "`torch.load` refused the file: its pickle has more than `torch.save` writes for weights"
+    draft.cause = (
+        "with `weights_only=True` only the instructions are read that `torch.save` uses for tensors and containers"
     )
     draft.at(*evidence.at_user_line("cause", "the file is refused"))
     draft.help("write the file with `torch.save(model.state_dict(), path)`")

@@ -70,12 +70,9 @@ def _without_self(module: nn.Module) -> str:
 def _diagnosis(evidence: RaisedEvidence, module: nn.Module, why: str, args: Any, kwargs: Any) -> Draft:
     given = [*(type(value).__name__ for value in args), *(f"{name}=" for name in kwargs)]
     taken = f"`forward{_signature(module)}`"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{layer_name(evidence, module)} was called with arguments that its `forward` does not take: {why}",
-        f"it was given ({', '.join(given)}), and takes {taken}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{layer_name(evidence, module)} was called with arguments that its `forward` does not take: {why}"
+    draft.cause = f"it was given ({', '.join(given)}), and takes {taken}"
     draft.at(*evidence.at_user_line("cause", why))
     code = getattr(type(module).forward, "__code__", None)
     if code is not None and not type(module).__module__.startswith("torch."):

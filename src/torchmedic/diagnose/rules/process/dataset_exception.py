@@ -32,12 +32,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if failure.stage == "other" and failure.worker is None:
         what = "pinning a batch"
     first_line = failure.message.strip().splitlines()[0][:200] if failure.message.strip() else "no message"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{what} raised {failure.exception}" + (f" for {item}" if item else ""),
-        f"{failure.exception}: {first_line}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{what} raised {failure.exception}" + (f" for {item}" if item else "")
+    draft.cause = f"{failure.exception}: {first_line}"
     draft.at(*_places(loading, item))
     draft.because(f"{loading.process}" + (f", {_where(loading)}" if _where(loading) else ""))
     if failure.batch_indices:
@@ -61,12 +58,9 @@ def _nothing(evidence: RaisedEvidence, loading: Loading) -> Draft | None:
     position = failure.sample_shapes.index("NoneType")
     at = failure.batch_indices[position] if position < len(failure.batch_indices) else None
     item = f"item {at}" if at is not None else f"sample {position} of the batch"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the dataset returned None for {item}",
-        f"{failure.sample_shapes.count('NoneType')} of {len(failure.sample_shapes)} samples are None",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the dataset returned None for {item}"
+    draft.cause = f"{failure.sample_shapes.count('NoneType')} of {len(failure.sample_shapes)} samples are None"
     draft.at(loading.at_samples("cause", f"None for {item}", nothing=True) or loading.at_loader("cause", item))
     draft.at(loading.at_loop("surfaced", "the batch was asked for here")).because(loading.process)
     return draft.help("return a sample for every index, or leave such items out of the dataset before training")

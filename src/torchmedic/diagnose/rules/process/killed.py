@@ -62,12 +62,9 @@ def _sent(death: Death) -> Draft:
 def with_torchmedic(pid: int, box: BoxContents | None) -> Draft:
     """The end of a run whose torchmedic process was killed; the kernel then ends the script."""
     death = Death(pid=pid if box is None else box.pid, box=box, ended=time.time())
-    draft = check.draft(
-        death,
-        "likely",
-        "the run was killed together with torchmedic, which could not say how it ended",
-        f"the process of torchmedic ({pid}) is gone without a word: SIGKILL, or the machine went down",
-    )
+    draft = check.draft(death, "likely")
+    draft.message = "the run was killed together with torchmedic, which could not say how it ended"
+    draft.cause = f"the process of torchmedic ({pid}) is gone without a word: SIGKILL, or the machine went down"
     place = last_line(death)
     if place is not None:
         draft.at(place.location)

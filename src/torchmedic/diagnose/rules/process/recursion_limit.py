@@ -56,11 +56,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     names = list(dict.fromkeys(frame.function for frame in own or cycle.turn))
     circle = f"`{names[0]}` calls itself" if len(names) == 1 else f"`{names[0]}` calls itself through `{names[1]}`"
     endless = back is not None and _is_endless([frame for frame in frames[cycle.start :] if frame.is_user][: len(own)])
-    draft = check.draft(
-        evidence,
-        "proven" if back is not None else "likely",
-        f"{circle} " + ("without end" if endless else f"deeper than Python's limit of {sys.getrecursionlimit()}"),
-        f"a round of {count(len(cycle.turn), 'call')} repeats {'at least ' if worker else ''}{cycle.turns} times",
+    draft = check.draft(evidence, "proven" if back is not None else "likely")
+    draft.message = f"{circle} " + (
+        "without end" if endless else f"deeper than Python's limit of {sys.getrecursionlimit()}"
+    )
+    draft.cause = (
+        f"a round of {count(len(cycle.turn), 'call')} repeats {'at least ' if worker else ''}{cycle.turns} times"
     )
     if back is not None:
         live = next((frame for frame in frames[cycle.start :] if _is_at(frame, back)), None)
@@ -150,11 +151,10 @@ def _reaches(module: torch.nn.Module, wanted: torch.nn.Module) -> bool:
 def _module_circle(evidence: RaisedEvidence, cycle: Cycle, held: tuple[torch.nn.Module, str, torch.nn.Module]) -> Draft:
     owner, name, module = held
     who, whom = type(owner).__name__, type(module).__name__
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{who}.{name}` is the `{whom}` that holds it: the modules form a circle",
-        f"`{cycle.turn[0].function}` walks over all submodules and comes back to the same `{whom}` again and again",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{who}.{name}` is the `{whom}` that holds it: the modules form a circle"
+    draft.cause = (
+        f"`{cycle.turn[0].function}` walks over all submodules and comes back to the same `{whom}` again and again"
     )
     made = list(attribute_assignments(type(owner), name))
     inner = "itself" if owner is module else f"its own `{who}`"

@@ -33,12 +33,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     first, second = pair
     shapes = failure.sample_shapes[first], failure.sample_shapes[second]
     names = [_name(failure, position) for position in pair]
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"samples of different shapes cannot be made into a batch: {shapes[0]} and {shapes[1]}",
-        f"{names[0]} is {shapes[0]}, {names[1]} is {shapes[1]}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"samples of different shapes cannot be made into a batch: {shapes[0]} and {shapes[1]}"
+    draft.cause = f"{names[0]} is {shapes[0]}, {names[1]} is {shapes[1]}"
     stacked = loading.at_user_frame("cause", "stacked here")
     if stacked is not None:
         draft.at(stacked, loading.at_samples("origin", "the samples are made here"))

@@ -51,12 +51,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     endings = [_ending(worker.exitcode) for worker in workers if worker.exitcode is not None]
     how = endings[0] if endings else "ended"
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"a DataLoader worker {how} and left no exception",
-        f"process {listed([str(pid) for pid in pids])} ended before it delivered its batch",
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = f"a DataLoader worker {how} and left no exception"
+    draft.cause = f"process {listed([str(pid) for pid in pids])} ended before it delivered its batch"
     request = Request(frames, iterator)
     draft.at(
         _ending_call(iterator)

@@ -40,12 +40,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.at(*evidence.at_user_line("cause", f"a tensor with {many}"))
     else:
         elements = count(tensor.numel(), "element")
-        draft = check.draft(
-            evidence,
-            "proven",
-            f"a tensor with {elements} was used as a truth value",
-            f"its shape is {shape(tensor)}; only a tensor with one element is true or false",
-        )
+        draft = check.draft(evidence, "proven")
+        draft.message = f"a tensor with {elements} was used as a truth value"
+        draft.cause = f"its shape is {shape(tensor)}; only a tensor with one element is true or false"
         draft.at(*evidence.at_user_line("cause", f"{shape(tensor)}: {elements}"))
         draft.at(made_here(evidence, tensor, f"becomes {shape(tensor)}"))
     user = evidence.user_frame
@@ -100,11 +97,8 @@ def _tested(frame: Frame) -> torch.Tensor | None:
 
 def _unbuilt_loss(evidence: RaisedEvidence, loss: nn.Module) -> Draft:
     kind = type(loss).__name__
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{kind}` was given tensors where it takes options: it was built, not called",
-        f"`{kind}(...)` makes a loss; the prediction and the target are given to what it makes",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{kind}` was given tensors where it takes options: it was built, not called"
+    draft.cause = f"`{kind}(...)` makes a loss; the prediction and the target are given to what it makes"
     draft.at(*evidence.at_user_line("cause", "this builds a loss and does not compute one"))
     return draft.help(f"build it first, then call it: `{kind}()(input, target)`")

@@ -28,12 +28,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     rows, labels = int(given.input.shape[0]), int(given.target.shape[0])
     if rows == labels:
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{given.loss}` was given {rows} rows of scores and {labels} labels",
-        f"its input is {shape(given.input)} and its target {shape(given.target)}: the first sizes differ",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{given.loss}` was given {rows} rows of scores and {labels} labels"
+    draft.cause = f"its input is {shape(given.input)} and its target {shape(given.target)}: the first sizes differ"
     draft.at(*evidence.at_user_line("cause", f"{rows} rows meet {labels} labels"))
     draft.at(
         made_here(evidence, given.input, f"becomes {shape(given.input)}"),

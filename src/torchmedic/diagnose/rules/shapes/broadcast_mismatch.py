@@ -35,12 +35,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 def _proven(evidence: RaisedEvidence, found: Misfit) -> Draft:
     a, b = found.left.value, found.right.value
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{found.what} of {shape(a)} and {shape(b)}: {found.why}",
-        f"the shapes are {argument_text(found.left)} and {argument_text(found.right)}; {found.why}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{found.what} of {shape(a)} and {shape(b)}: {found.why}"
+    draft.cause = f"the shapes are {argument_text(found.left)} and {argument_text(found.right)}; {found.why}"
     draft.at(*evidence.at_user_line("cause", found.why))
     for side in (found.left, found.right):
         if side.tensor is not None:

@@ -49,12 +49,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return _from_message(evidence)
     op = call.op if call is not None else evidence.calls[0].op if evidence.calls else "layer"
     name = layer_name(evidence, layer) if layer is not None else f"`{op.lstrip('_')}`"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{name} was given {found.given} where it takes {found.wanted}",
-        f"its input is {shape(found.input)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{name} was given {found.given} where it takes {found.wanted}"
+    draft.cause = f"its input is {shape(found.input)}"
     draft.at(*evidence.at_user_line("cause", f"{shape(found.input)}: {found.given}, not {found.wanted}"))
     draft.at(made_here(evidence, found.input, f"becomes {shape(found.input)}"))
     draft.at(built_here(evidence, layer, f"the layer is built for {found.wanted} here"))

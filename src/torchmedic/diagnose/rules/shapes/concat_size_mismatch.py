@@ -93,12 +93,9 @@ def _mismatch(
     else:
         one, other = _sizes(call.op, a)[dimension], _sizes(call.op, b)[dimension]
         why = f"dimension {dimension} is {one} in tensor 0 and {other} in tensor {position}"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{call.op}` of tensors that differ: {why}",
-        f"tensor 0 is {argument_text(head)}, tensor {position} is {argument_text(odd)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{call.op}` of tensors that differ: {why}"
+    draft.cause = f"tensor 0 is {argument_text(head)}, tensor {position} is {argument_text(odd)}"
     draft.at(*evidence.at_user_line("cause", why))
     for side in (b, a):
         draft.at(made_here(evidence, side, f"becomes {shape(side)}"))

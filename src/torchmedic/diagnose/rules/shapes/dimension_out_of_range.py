@@ -130,12 +130,9 @@ def _unpacked(evidence: RaisedEvidence) -> Draft | None:
     names = len(frame.node.elts)
     if not isinstance(value, torch.Size) or len(value) == names:
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"a shape with {count(len(value), 'size')} was taken apart into {names} names",
-        f"the shape is {list(value)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"a shape with {count(len(value), 'size')} was taken apart into {names} names"
+    draft.cause = f"the shape is {list(value)}"
     draft.at(*evidence.at_user_line("cause", f"{list(value)} has {len(value)}, not {names}"))
     holder = statement.value
     holder = holder.func if isinstance(holder, ast.Call) else holder

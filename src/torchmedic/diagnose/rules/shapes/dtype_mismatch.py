@@ -43,14 +43,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return _from_message(evidence)
     layer = layer_of(evidence, found.call)
     name = layer_name(evidence, layer) if layer is not None else found.what
-    draft = check.draft(
-        evidence,
-        "proven",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
         f"a result of {found.wanted} cannot be written into a tensor of {dtype(found.tensor)}"
         if found.in_place
-        else f"{name} was given {dtype(found.tensor)} where it takes {found.wanted}",
-        f"the tensor is {shape(found.tensor)} of {dtype(found.tensor)}{found.why}",
+        else f"{name} was given {dtype(found.tensor)} where it takes {found.wanted}"
     )
+    draft.cause = f"the tensor is {shape(found.tensor)} of {dtype(found.tensor)}{found.why}"
     draft.at(*evidence.at_user_line("cause", f"{dtype(found.tensor)}, not {found.wanted}"))
     _came_from(evidence, found, draft)
     return draft.help(_advice(found))

@@ -78,12 +78,11 @@ def _diagnosis(evidence: RaisedEvidence, call: Call, odd: Argument) -> Draft:
     name = user.op if user.frame.is_user and given is not None else call.op
     kind = "text" if isinstance(odd.value, str) else "a float"
     shown = repr(odd.value)
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{name}` was given {shown}, {kind}, as a size" if name != "index" else f"a slice ends at {shown}, {kind}",
-        "a size is a whole number",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"`{name}` was given {shown}, {kind}, as a size" if name != "index" else f"a slice ends at {shown}, {kind}"
     )
+    draft.cause = "a size is a whole number"
     draft.at(*evidence.at_user_line("cause", f"{shown} is {kind}, not an int"))
     if given is not None and isinstance(given.node, ast.Name | ast.Attribute):
         made = origin_of(evidence.frames, user.frame, given.node)

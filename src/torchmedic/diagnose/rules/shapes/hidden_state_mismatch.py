@@ -81,12 +81,9 @@ def _was_unbatched(evidence: RaisedEvidence, given: torch.Tensor) -> bool:
 def _diagnosis(
     evidence: RaisedEvidence, layer: nn.Module, state: torch.Tensor, wanted: str, have: str, given: torch.Tensor
 ) -> Draft:
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{layer_name(evidence, layer)} was given a hidden state of {have} where it takes {wanted}",
-        f"its input is {shape(given)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{layer_name(evidence, layer)} was given a hidden state of {have} where it takes {wanted}"
+    draft.cause = f"its input is {shape(given)}"
     draft.at(*evidence.at_user_line("cause", f"hidden state {have}, not {wanted}"))
     draft.at(made_here(evidence, state, f"becomes {shape(state)}"))
     batch = incomplete_batch(evidence)

@@ -49,12 +49,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 
 def _diagnosis(evidence: RaisedEvidence, name: str, whole: str, part: str, size: int, count: int) -> Draft:
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{name}: {whole} is not a multiple of {part}",
-        f"{size} = {size // count} x {count} + {size % count}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{name}: {whole} is not a multiple of {part}"
+    draft.cause = f"{size} = {size // count} x {count} + {size % count}"
     draft.at(*evidence.at_user_line("cause", f"{size} does not divide by {count}"))
     return draft.help(
         f"use {size - size % count or count} or {size + count - size % count} in place of {size}, or another divisor"

@@ -40,12 +40,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 def _diagnosis(evidence: RaisedEvidence, call: Call, given: torch.Tensor, what: str, size: int, reach: int) -> Draft:
     layer = layer_of(evidence, call)
     name = layer_name(evidence, layer) if layer is not None else f"`{call.op.lstrip('_')}`"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the {what} of {name} reaches over {reach}, and its input is only {size} wide",
-        f"its input is {shape(given)}; the size {size}, padding included, is smaller than {reach}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the {what} of {name} reaches over {reach}, and its input is only {size} wide"
+    draft.cause = f"its input is {shape(given)}; the size {size}, padding included, is smaller than {reach}"
     draft.at(*evidence.at_user_line("cause", f"{shape(given)} is too small for a {what} of {reach}"))
     draft.at(made_here(evidence, given, f"becomes {shape(given)}"))
     draft.at(built_here(evidence, layer, f"the {what} is set here"))

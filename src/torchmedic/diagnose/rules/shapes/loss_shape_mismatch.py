@@ -30,12 +30,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     scores, labels = list(given.input.shape), list(given.target.shape)
     if labels in (given.expected_target, scores) or (labels and len(scores) > 1 and labels[0] != scores[0]):
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{given.loss}` was given a target of {shape(given.target)}; scores of {scores} take {given.expected_target}",
-        f"dimension {min(len(scores) - 1, 1)} of the scores, with {classes}, is read as the classes",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"`{given.loss}` was given a target of {shape(given.target)}; scores of {scores} take {given.expected_target}"
     )
+    draft.cause = f"dimension {min(len(scores) - 1, 1)} of the scores, with {classes}, is read as the classes"
     draft.at(*evidence.at_user_line("cause", f"target {shape(given.target)}, not {given.expected_target}"))
     draft.at(
         made_here(evidence, given.target, f"becomes {shape(given.target)}"),
@@ -60,12 +59,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 def _weights(evidence: RaisedEvidence, given: Given, classes: int) -> Draft:
     assert given.weight is not None
     have = given.weight.numel()
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{given.loss}` was given {have} class weights for {classes} classes",
-        f"the scores are {shape(given.input)}, the weights {shape(given.weight)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{given.loss}` was given {have} class weights for {classes} classes"
+    draft.cause = f"the scores are {shape(given.input)}, the weights {shape(given.weight)}"
     draft.at(*evidence.at_user_line("cause", f"{have} weights meet {classes} classes"))
     draft.at(made_here(evidence, given.input, f"becomes {shape(given.input)}"))
     return draft.help(f"give one weight for each of the {classes} classes")

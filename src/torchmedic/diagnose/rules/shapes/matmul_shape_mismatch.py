@@ -67,12 +67,9 @@ def _width(evidence: RaisedEvidence) -> Draft | None:
 
 def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, wanted: int) -> Draft:
     have = int(given.shape[-1])
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{layer_name(evidence, layer)} was given {have} features where it takes {wanted}",
-        f"its input is {shape(given)}, so the last size is {have}; the layer was built for {wanted}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{layer_name(evidence, layer)} was given {have} features where it takes {wanted}"
+    draft.cause = f"its input is {shape(given)}, so the last size is {have}; the layer was built for {wanted}"
     draft.at(*evidence.at_user_line("cause", f"{have} features meet {wanted}"))
     draft.at(made_here(evidence, given, f"becomes {shape(given)}"))
     draft.at(built_here(evidence, layer, f"the layer is built for {wanted} features here"))
@@ -92,12 +89,9 @@ def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, want
 def _operation(evidence: RaisedEvidence, call: Call, clash: Clash) -> Draft:
     left, right = clash.left.value, clash.right.value
     op = call.op.rstrip("_")
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{op}` of {shape(left)} and {shape(right)}: {clash.why}" if clash.wanted else clash.why,
-        f"the operands are {argument_text(clash.left)} and {argument_text(clash.right)}; {clash.why}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{op}` of {shape(left)} and {shape(right)}: {clash.why}" if clash.wanted else clash.why
+    draft.cause = f"the operands are {argument_text(clash.left)} and {argument_text(clash.right)}; {clash.why}"
     draft.at(*evidence.at_user_line("cause", clash.why))
     for side in (left, right):
         draft.at(made_here(evidence, side, f"becomes {shape(side)}"))

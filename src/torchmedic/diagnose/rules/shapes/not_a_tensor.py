@@ -68,12 +68,9 @@ def _argument(evidence: RaisedEvidence) -> Draft | None:
         draft.at(*evidence.at_user_line("cause", f"{wanted or 'this'} is not a tensor"))
         return _advised(evidence, draft, UNKNOWN, None)
     made = origin(evidence, odd.value)
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{call.op}` was given {_kind(odd.value)} where it takes a tensor",
-        f"`{odd.text or named[1]}` is {_described(odd.value)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{call.op}` was given {_kind(odd.value)} where it takes a tensor"
+    draft.cause = f"`{odd.text or named[1]}` is {_described(odd.value)}"
     draft.at(*evidence.at_user_line("cause", f"{_kind(odd.value)}, not a tensor"))
     draft.because(fed_by(evidence, layer_of(evidence, call)))
     return _advised(evidence, draft, odd.value, made)
@@ -84,12 +81,9 @@ def _first_argument(evidence: RaisedEvidence, call: Call) -> Draft | None:
     first = call.arguments[0] if call.arguments else None
     if first is None or not isinstance(first.value, tuple | list | dict | type(None)) or not _wants_tensor(evidence):
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{call.op}` was given {_kind(first.value)} where it takes a tensor",
-        f"`{first.text}` is {_described(first.value)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{call.op}` was given {_kind(first.value)} where it takes a tensor"
+    draft.cause = f"`{first.text}` is {_described(first.value)}"
     draft.at(*evidence.at_user_line("cause", f"{_kind(first.value)}, not a tensor"))
     draft.because(fed_by(evidence, layer_of(evidence, call)))
     return _advised(evidence, draft, first.value, origin(evidence, first.value))
@@ -113,12 +107,9 @@ def _attribute(evidence: RaisedEvidence) -> Draft | None:
     # A plain Python slip is not ours to explain: the value must come out of torch.
     if made is None or not (_from_module(evidence, made) or _from_tensor(made) or name == "backward"):
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{_kind(value)} was used as a tensor: it has no `{name}`",
-        f"`{ast.unparse(frame.node.value)}` is {_described(value)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{_kind(value)} was used as a tensor: it has no `{name}`"
+    draft.cause = f"`{ast.unparse(frame.node.value)}` is {_described(value)}"
     draft.at(*evidence.at_user_line("cause", f"{_kind(value)}, not a tensor"))
     return _advised(evidence, draft, value, made)
 
@@ -134,12 +125,9 @@ def _subscript(evidence: RaisedEvidence) -> Draft | None:
     made = origin_of(evidence.frames, call.frame, call.arguments[0].node)
     if made is None or not _from_module(evidence, made):
         return None
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{_kind(value)} was indexed like a tensor",
-        f"`{call.arguments[0].text}` is {_described(value)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{_kind(value)} was indexed like a tensor"
+    draft.cause = f"`{call.arguments[0].text}` is {_described(value)}"
     draft.at(*evidence.at_user_line("cause", f"{_kind(value)}, not a tensor"))
     return _advised(evidence, draft, value, made)
 
@@ -154,12 +142,9 @@ def _operand(evidence: RaisedEvidence) -> Draft | None:
         return None
     odd: Argument = call.arguments[1 if found[2] in ("Tensor", "Parameter") else 0]
     kind = found[3] if odd is call.arguments[1] else found[2]
-    draft = check.draft(
-        evidence,
-        "proven" if odd.value is not UNKNOWN else "likely",
-        f"`{found[1]}` of a tensor and a {kind}",
-        f"`{odd.text}` is {_described(odd.value) if odd.value is not UNKNOWN else 'a ' + kind}",
-    )
+    draft = check.draft(evidence, "proven" if odd.value is not UNKNOWN else "likely")
+    draft.message = f"`{found[1]}` of a tensor and a {kind}"
+    draft.cause = f"`{odd.text}` is {_described(odd.value) if odd.value is not UNKNOWN else 'a ' + kind}"
     draft.at(*evidence.at_user_line("cause", f"`{odd.text}` is a {kind}"))
     made = origin_of(evidence.frames, call.frame, odd.node) if isinstance(odd.node, ast.Name) else None
     return _advised(evidence, draft, () if kind == "tuple" else odd.value, made)

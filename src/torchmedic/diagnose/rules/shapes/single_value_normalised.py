@@ -40,12 +40,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     layer = layer_of(evidence)
     name = layer_name(evidence, layer) if layer is not None else f"`{frame.function}`"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{name} has 1 value per channel to normalise in training",
-        f"its input is {shape(given)}: one sample and one point in space leave nothing to take a variance of",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{name} has 1 value per channel to normalise in training"
+    draft.cause = f"its input is {shape(given)}: one sample and one point in space leave nothing to take a variance of"
     draft.at(*evidence.at_user_line("cause", f"{shape(given)}: 1 value per channel"))
     draft.at(
         made_here(evidence, given, f"becomes {shape(given)}"), built_here(evidence, layer, "the layer is built here")

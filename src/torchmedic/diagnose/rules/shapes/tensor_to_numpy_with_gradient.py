@@ -29,12 +29,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     tensor = call.arguments[0].tensor if call is not None and call.arguments else None
     tracked = call is not None and _is_tracked(call)
     described = f" of shape {shape(tensor)}" if tensor is not None else ""
-    draft = check.draft(
-        evidence,
-        "proven" if tracked else "likely",
-        f"a tensor{described} that requires a gradient was turned into a NumPy array",
-        "it is part of a graph, which NumPy cannot follow",
-    )
+    draft = check.draft(evidence, "proven" if tracked else "likely")
+    draft.message = f"a tensor{described} that requires a gradient was turned into a NumPy array"
+    draft.cause = "it is part of a graph, which NumPy cannot follow"
     draft.at(*evidence.at_user_line("cause", "this tensor requires a gradient"))
     if tensor is not None:
         draft.at(made_here(evidence, tensor, "is made"))

@@ -54,12 +54,10 @@ def _wanted(given: Given) -> str | None:
 
 def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tuple[Location, ...]) -> Draft:
     indices = wanted == "int64"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{given.loss}` was given a target of {dtype(given.target)} where it takes {wanted}",
-        f"the target is {shape(given.target)} of {dtype(given.target)}; "
-        + ("class indices are int64" if indices else f"the input is {dtype(given.input)}, and so must the target be"),
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{given.loss}` was given a target of {dtype(given.target)} where it takes {wanted}"
+    draft.cause = f"the target is {shape(given.target)} of {dtype(given.target)}; " + (
+        "class indices are int64" if indices else f"the input is {dtype(given.input)}, and so must the target be"
     )
     draft.at(*places)
     draft.at(made_here(evidence, given.target, f"becomes {dtype(given.target)}"))

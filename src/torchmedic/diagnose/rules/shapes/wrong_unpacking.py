@@ -66,12 +66,9 @@ def _is_batch(evidence: RaisedEvidence, value: Any) -> bool:
 
 
 def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Draft:
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"a batch of {count(parts, 'part')} was taken apart into {count(names, 'name')}",
-        f"the parts are {', '.join(shape(tensor) for tensor in evidence.incident.batch) or parts}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"a batch of {count(parts, 'part')} was taken apart into {count(names, 'name')}"
+    draft.cause = f"the parts are {', '.join(shape(tensor) for tensor in evidence.incident.batch) or parts}"
     draft.at(*evidence.at_user_line("cause", f"{parts} there, {names} named"))
     frame = evidence.user_frame
     node = frame.statement.value if frame is not None and isinstance(frame.statement, ast.Assign) else None
@@ -81,11 +78,8 @@ def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Draft
 
 
 def _tensor(evidence: RaisedEvidence, value: torch.Tensor, names: int) -> Draft:
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"a tensor of {shape(value)} was taken apart into {count(names, 'name')}",
-        f"a tensor is taken apart along dimension 0, which has {value.shape[0]}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"a tensor of {shape(value)} was taken apart into {count(names, 'name')}"
+    draft.cause = f"a tensor is taken apart along dimension 0, which has {value.shape[0]}"
     draft.at(*evidence.at_user_line("cause", f"one tensor of {shape(value)}, not {names} values"))
     return draft.help("give it one name; a layer that returns one tensor has no second value")
