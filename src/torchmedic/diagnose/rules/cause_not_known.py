@@ -55,12 +55,9 @@ def _exception(evidence: RaisedEvidence) -> Diagnosis:
     first_line = evidence.message.strip().splitlines()[0] if evidence.message.strip() else "no message"
     incident = evidence.incident
     remote = [frame for frame in remote_frames(evidence.error) if is_user_file(frame.file)]
-    draft = check.draft(
-        evidence,
-        "possible",
-        f"{_who(in_child=bool(remote))} stopped with {evidence.kind}, and no rule explains it",
-        f"{evidence.kind}: {first_line[:200]}",
-    )
+    draft = check.draft(evidence, "possible")
+    draft.message = f"{_who(in_child=bool(remote))} stopped with {evidence.kind}, and no rule explains it"
+    draft.cause = f"{evidence.kind}: {first_line[:200]}"
     if remote:
         draft.at(line_location("cause", remote[-1].file, remote[-1].line, "raised here, in a child process"))
         draft.at(*evidence.at_user_line("surfaced", "raised again here"))

@@ -51,12 +51,9 @@ def _is_doubled(call: LossCall, node: Node) -> bool:
 
 def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
     name = _NAMES[node.kind]
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{call.name}` is given the result of a {name}, and applies it a second time",
-        f"the model returns probabilities where `{call.name}` takes scores",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{call.name}` is given the result of a {name}, and applies it a second time"
+    draft.cause = f"the model returns probabilities where `{call.name}` takes scores"
     draft.at(
         evidence.of_node("cause", node, f"gives probabilities: the loss applies its own {name}"),
         evidence.at("surfaced", call.sites, "takes scores"),

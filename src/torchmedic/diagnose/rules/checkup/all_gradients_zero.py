@@ -80,12 +80,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnos
     size = 1
     for part in gate.shape or ():
         size *= part
-    draft = check.draft(
-        evidence,
-        "proven",
-        "every gradient is exactly 0, so nothing can learn",
-        f"the {name} {why}, and there is no other way from the loss to the weights",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = "every gradient is exactly 0, so nothing can learn"
+    draft.cause = f"the {name} {why}, and there is no other way from the loss to the weights"
     active = f"active for {size} of {size} values" if name == "clamp" else why
     draft.at(
         evidence.of_node("cause", gate, active),

@@ -19,12 +19,9 @@ from torchmedic.records import Diagnosis
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         if graph.autocast:
-            draft = check.draft(
-                evidence,
-                "proven",
-                "backward() is called while autocast is on",
-                f"autocast of `{graph.autocast}` was on when backward was called",
-            )
+            draft = check.draft(evidence, "proven")
+            draft.message = "backward() is called while autocast is on"
+            draft.cause = f"autocast of `{graph.autocast}` was on when backward was called"
             draft.at(evidence.backward_call(graph, "cause", "autocast is on here, which torch advises against"))
             draft.help("end the `with torch.autocast(...)` block before backward")
             return draft.done(step=graph.step, severity="note")

@@ -75,12 +75,11 @@ def _diagnosis(
 ) -> Diagnosis:
     size = max(*first, *second)
     table = math.prod(first) * size
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"prediction and target have the shapes {list(first)} and {list(second)}, which broadcast to all pairs",
-        f"{what} compares every prediction with every target, not with its own",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"prediction and target have the shapes {list(first)} and {list(second)}, which broadcast to all pairs"
     )
+    draft.cause = f"{what} compares every prediction with every target, not with its own"
     draft.at(evidence.at("cause", sites, f"{list(first)} against {list(second)}: {table} pairs instead of {size}"))
     draft.because(f"input {list(first)}, target {list(second)}, in step {graph.step}")
     column = "prediction" if len(first) > len(second) else "target"

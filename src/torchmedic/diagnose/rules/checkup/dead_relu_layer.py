@@ -57,12 +57,9 @@ def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
 
 def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Diagnosis:
     shape = list(node.shape or ())
-    draft = check.draft(
-        evidence,
-        "proven",
-        "a ReLU layer is dead: it gives 0 for every unit and every sample",
-        "all its inputs are negative, so no gradient passes and the layers before it do not learn",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = "a ReLU layer is dead: it gives 0 for every unit and every sample"
+    draft.cause = "all its inputs are negative, so no gradient passes and the layers before it do not learn"
     draft.at(evidence.of_node("cause", node, f"all values of {shape} are 0"))
     steps = ", ".join(str(graph.step) for graph in seen)
     draft.because(f"so in each of the steps that were looked at: {steps}")

@@ -33,12 +33,9 @@ def check(evidence: CheckUp) -> Diagnosis | None:
 def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Diagnosis:
     loss = graph.nodes[graph.roots[0].node or 0]
     value, expected = graph.roots[0].value, graph.untrained
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the first loss is {value:.4g}, where equal chances for all classes give {expected:.4g}",
-        "the untrained model gives very confident predictions",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the first loss is {value:.4g}, where equal chances for all classes give {expected:.4g}"
+    draft.cause = "the untrained model gives very confident predictions"
     label = f"the first layer is given values up to {first.largest:.4g}"
     draft.at(evidence.at("cause", _called(first, loss), label), evidence.of_node("surfaced", loss, "this loss"))
     draft.because(f"{label}, in step 0")

@@ -41,12 +41,9 @@ def _is_made_by_hand(graph: LossGraph, evidence: CheckUp) -> bool:
 def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Diagnosis:
     found, forced = _made_at(graph, evidence)
     how = "told to require a gradient" if forced else "made from numbers"
-    draft = check.draft(
-        evidence,
-        "proven",
-        "backward is called on a loss without a graph: no weight gets a gradient",
-        f"the loss was {how}, so it is a new leaf and not the result of the model",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = "backward is called on a loss without a graph: no weight gets a gradient"
+    draft.cause = f"the loss was {how}, so it is a new leaf and not the result of the model"
     draft.at(found, evidence.backward_call(graph, "surfaced", "ends at once"))
     draft.because("the tensor that backward was called on has no grad_fn", "it is no parameter of any optimizer")
     if forced:

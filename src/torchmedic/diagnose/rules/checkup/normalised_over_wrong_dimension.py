@@ -33,12 +33,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, 
     dim = (node.dim or 0) % len(shape)
     name = "softmax" if node.kind == "SoftmaxBackward" else "log_softmax"
     over = "the batch" if dim == 0 else f"dimension {dim}"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`{name}` normalises over {over} instead of the classes",
-        f"`{call.name}` takes dimension {classes} as the classes, and `{name}` was taken over dimension {dim}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` normalises over {over} instead of the classes"
+    draft.cause = f"`{call.name}` takes dimension {classes} as the classes, and `{name}` was taken over dimension {dim}"
     draft.at(
         evidence.of_node("cause", node, f"adds up to 1 over {over}"),
         evidence.at("surfaced", call.sites, "takes the classes in dimension 1"),

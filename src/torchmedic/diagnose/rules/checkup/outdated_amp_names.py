@@ -27,12 +27,9 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         if found is None:
             continue
         node, name = found
-        draft = check.draft(
-            evidence,
-            "proven",
-            f"torch.cuda.amp.{name} is a deprecated name, which torch will remove",
-            "it still works, and warns",
-        )
+        draft = check.draft(evidence, "proven")
+        draft.message = f"torch.cuda.amp.{name} is a deprecated name, which torch will remove"
+        draft.cause = "it still works, and warns"
         draft.at(node_location("cause", graph.key[0], node, "the old name"))
         draft.help(f"use {_NEW[name]}")
         return draft.done(step=graph.step, severity="note")

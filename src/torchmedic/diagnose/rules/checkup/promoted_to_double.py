@@ -47,12 +47,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Diagnosis:
     share = doubled / max(values, 1)
     name = _name_of_double(evidence, node.birth.sites[0])
     what = f"`{name}` is float64" if name else "a float64 tensor enters here"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{share:.0%} of the step is computed in float64, although the weights are not",
-        f"{what}, and what it meets becomes float64 too",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{share:.0%} of the step is computed in float64, although the weights are not"
+    draft.cause = f"{what}, and what it meets becomes float64 too"
     draft.at(evidence.at("cause", node.birth.sites, f"float64 from here on: {what}"))
     draft.because(f"{doubled} of {values} values of the graph are float64, in step {graph.step}")
     fix = f"`{name}.float()`" if name else "`.float()`"

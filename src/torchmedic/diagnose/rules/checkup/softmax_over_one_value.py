@@ -156,14 +156,13 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, found: Single, *, is_all: bo
     weight = found.weight.leaf() if found.weight.leaf is not None else None
     layer = (evidence.name_of(weight) if weight is not None else "").rpartition(".")[0]
     what = f"the layer `{layer}`" if layer else "the layer before"
-    draft = check.draft(
-        evidence,
-        "proven",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
         "every gradient is exactly 0, so nothing can learn"
         if is_all
-        else f"{what} never learns: its gradient is exactly 0",
-        f"`{name}` normalises over a dimension of size 1, so its result is always {_constant(softmax)}",
+        else f"{what} never learns: its gradient is exactly 0"
     )
+    draft.cause = f"`{name}` normalises over a dimension of size 1, so its result is always {_constant(softmax)}"
     _places(evidence, graph, found, draft, name)
     draft.because(
         f"`{name}` was given the shape {list(softmax.shape or ())} and normalises over dimension {softmax.dim}, which "

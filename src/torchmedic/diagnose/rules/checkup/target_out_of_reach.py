@@ -43,12 +43,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     name, limit = _ENDS[node.kind]
     scores = call.name == "binary_cross_entropy_with_logits"
     what = "no probability below 0.5" if scores else limit
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{count} of {size} targets of `{call.name}` cannot be reached: the model ends in a {name}",
-        f"the {name} gives {limit}" + (", so every probability is 0.5 or more" if scores else ""),
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{count} of {size} targets of `{call.name}` cannot be reached: the model ends in a {name}"
+    draft.cause = f"the {name} gives {limit}" + (", so every probability is 0.5 or more" if scores else "")
     draft.at(
         evidence.of_node("cause", node, f"gives {what}"),
         evidence.at("surfaced", call.sites, f"{count} of {size} targets lie beyond"),

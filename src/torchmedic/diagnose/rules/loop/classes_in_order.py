@@ -18,12 +18,11 @@ from torchmedic.source.live_frames import node_location
 
 @loop_rule("TM616", "classes-in-order", ClassesInOrder)
 def check(evidence: LoopEvidence, incident: ClassesInOrder) -> Draft | None:
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the training data is sorted by class: {incident.classes} classes, sorted, and not shuffled",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the training data is sorted by class: {incident.classes} classes, sorted, and not shuffled"
+    draft.cause = (
         f"the first {incident.first} of {incident.length} items are all of one class, and batches of "
-        f"{incident.batch} are taken in the order of the dataset",
+        f"{incident.batch} are taken in the order of the dataset"
     )
     built = evidence.calls_in(incident.cause.file, "DataLoader")
     if len(built) == 1:

@@ -21,12 +21,9 @@ from torchmedic.replay.trace.values import number
 @loop_rule("TM606", "clip-before-unscale", ClipBeforeUnscale)
 def check(evidence: LoopEvidence, incident: ClipBeforeUnscale) -> Draft | None:
     bound = incident.bound
-    draft = check.draft(
-        evidence,
-        "proven",
-        "gradients are clipped before GradScaler has divided them by its scale",
-        f"the bound {number(bound)} is applied to gradients that are still multiplied by the loss scale",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = "gradients are clipped before GradScaler has divided them by its scale"
+    draft.cause = f"the bound {number(bound)} is applied to gradients that are still multiplied by the loss scale"
     draft.at(
         evidence.at("cause", incident.cause, "the gradients are scaled here", "clip_grad_norm_", "clip_grad_value_"),
         evidence.at("surfaced", incident.update, "divides them, after they were clipped", "step"),

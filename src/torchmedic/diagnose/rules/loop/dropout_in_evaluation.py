@@ -19,12 +19,9 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM622", "dropout-in-evaluation", DropoutInEvaluation)
 def check(evidence: LoopEvidence, incident: DropoutInEvaluation) -> Draft | None:
     name, share = incident.name, incident.share
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{name} drops {share:.0%} of the values in evaluation mode too",
-        "the mode was not passed to it, and `model.eval()` has no effect on functions",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{name} drops {share:.0%} of the values in evaluation mode too"
+    draft.cause = "the mode was not passed to it, and `model.eval()` has no effect on functions"
     draft.at(evidence.at("cause", incident.cause, "was called by a model in evaluation mode, without gradients", name))
     told = "training=self.training" if "attention" not in name else "dropout_p=p if self.training else 0.0"
     draft.help(f"pass the mode: `{told}`", safety="changes-training")

@@ -19,12 +19,9 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM617", "empty-cache-every-step", EmptyCacheEveryStep)
 def check(evidence: LoopEvidence, incident: EmptyCacheEveryStep) -> Draft | None:
     share = f"{incident.share:.0%}"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"empty_cache() in every step takes {share} of the time",
-        f"each call takes {incident.each * 1e3:.2g} ms, and the memory that it gives back is asked for again",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"empty_cache() in every step takes {share} of the time"
+    draft.cause = f"each call takes {incident.each * 1e3:.2g} ms, and the memory that it gives back is asked for again"
     draft.at(evidence.at("cause", incident.cause, f"{share} of the time of a step is spent here", "empty_cache"))
     draft.because(
         f"measured over {incident.calls} steps, from when the device was idle; to ask for the memory again "

@@ -18,12 +18,9 @@ from torchmedic.evidence.loop import LoopEvidence
 
 @loop_rule("TM609", "frozen-optimizer", FrozenOptimizer)
 def check(evidence: LoopEvidence, incident: FrozenOptimizer) -> Draft | None:
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the weights do not change: all {count(incident.held, 'parameter')} of the optimizer are frozen",
-        "requires_grad is off for every parameter that an optimizer holds, so that no update has a gradient",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the weights do not change: all {count(incident.held, 'parameter')} of the optimizer are frozen"
+    draft.cause = "requires_grad is off for every parameter that an optimizer holds, so that no update has a gradient"
     draft.at(
         evidence.at("cause", incident.cause, "requires_grad is False for all of them"),
         evidence.at("surfaced", incident.update, "finds no gradient", "step"),

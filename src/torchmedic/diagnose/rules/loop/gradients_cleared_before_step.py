@@ -19,12 +19,9 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM604", "gradients-cleared-before-step", GradientsClearedBeforeStep)
 def check(evidence: LoopEvidence, incident: GradientsClearedBeforeStep) -> Draft | None:
     updates = incident.updates
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the weights do not change: the gradients were cleared before each of {count(updates, 'update')}",
-        "between backward and step the gradients are cleared, so that step has nothing to apply",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the weights do not change: the gradients were cleared before each of {count(updates, 'update')}"
+    draft.cause = "between backward and step the gradients are cleared, so that step has nothing to apply"
     draft.at(
         evidence.at("cause", incident.cause, "clears the gradients that backward has just computed", "zero_grad"),
         evidence.at("surfaced", incident.backward, "the gradients come from here", "backward"),

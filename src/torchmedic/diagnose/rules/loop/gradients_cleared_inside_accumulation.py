@@ -19,11 +19,12 @@ from torchmedic.evidence.loop import LoopEvidence
 def check(evidence: LoopEvidence, incident: GradientsClearedInsideAccumulation) -> Draft | None:
     lost, kept = incident.lost, incident.kept
     total = lost + kept
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{lost} of {total} micro-batches are thrown away: the gradients are cleared inside of the accumulation cycle",
-        f"each update follows {total} calls of backward, and the gradients of {lost} of them were cleared before it",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"{lost} of {total} micro-batches are thrown away: the gradients are cleared inside of the accumulation cycle"
+    )
+    draft.cause = (
+        f"each update follows {total} calls of backward, and the gradients of {lost} of them were cleared before it"
     )
     draft.at(
         evidence.at("cause", incident.cause, "clears the gradients of the earlier micro-batches", "zero_grad"),

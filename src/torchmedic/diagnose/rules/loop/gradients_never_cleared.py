@@ -22,12 +22,9 @@ from torchmedic.replay.trace.values import number
 def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Draft | None:
     name = evidence.optimizer_name(incident.cause) or "optimizer"
     before, after = incident.norms
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"gradients are never cleared: every update uses those of all {incident.updates} steps so far",
-        "backward adds to the gradients, and nothing has cleared them between the updates",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"gradients are never cleared: every update uses those of all {incident.updates} steps so far"
+    draft.cause = "backward adds to the gradients, and nothing has cleared them between the updates"
     draft.at(
         evidence.at("cause", incident.cause, "the gradients it has used stay, and the next ones are added", "step"),
         evidence.at("surfaced", incident.backward, "adds to what is there", "backward"),

@@ -31,12 +31,11 @@ def check(evidence: LoopEvidence, incident: GrowingGraph) -> Draft | None:
     held, sizes = incident.held, incident.sizes
     (first, _, small), (last, old, large) = sizes[0], sizes[-1]
     what = f"`{held.name}`" if held is not None else "something"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the graph of the loss grows in every step: {small} operations in step {first}, {large} in step {last}",
-        f"{what} is carried from step to step with its graph",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"the graph of the loss grows in every step: {small} operations in step {first}, {large} in step {last}"
     )
+    draft.cause = f"{what} is carried from step to step with its graph"
     bound = _bound(held) if held is not None else None
     backward = evidence.at(
         "surfaced" if bound else "cause", incident.cause, "backward goes through all earlier steps again"

@@ -20,12 +20,9 @@ from torchmedic.evidence.loop import LoopEvidence
 
 @loop_rule("TM624", "leaf-made-anew", LeafMadeAnew)
 def check(evidence: LoopEvidence, incident: LeafMadeAnew) -> Draft | None:
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"`step()` changes nothing: {_held(incident.held)} of the optimizer never got a gradient",
-        "the loss is computed from new tensors in each step, which are not those of the optimizer",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`step()` changes nothing: {_held(incident.held)} of the optimizer never got a gradient"
+    draft.cause = "the loss is computed from new tensors in each step, which are not those of the optimizer"
     if incident.built is None:
         draft.at(evidence.at("cause", incident.cause, "no loss is computed from these tensors"))
     else:

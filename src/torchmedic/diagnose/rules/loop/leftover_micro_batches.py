@@ -21,14 +21,13 @@ def check(evidence: LoopEvidence, incident: LeftoverMicroBatches) -> Draft | Non
     left = incident.left
     last = f"last {left}" if left > 1 else "last one"
     fate = "thrown away" if incident.is_lost else "mixed into the first update of the next epoch"
-    draft = check.draft(
-        evidence,
-        "proven",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
         f"the {last} of {incident.length} batches of an epoch make no update of their own"
         if left > 1
-        else f"the {last} of {incident.length} batches of an epoch makes no update of its own",
-        f"{incident.length} is no multiple of {incident.size}; the gradients of the {last} are {fate}",
+        else f"the {last} of {incident.length} batches of an epoch makes no update of its own"
     )
+    draft.cause = f"{incident.length} is no multiple of {incident.size}; the gradients of the {last} are {fate}"
     draft.at(evidence.at("cause", incident.cause, f"comes after every {incident.size} batches", "step"))
     draft.help("update after the last batch of an epoch too", safety="changes-training")
     return draft.rated("note")

@@ -20,11 +20,10 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM603", "loss-not-divided", LossNotDivided)
 def check(evidence: LoopEvidence, incident: LossNotDivided) -> Draft | None:
     size = incident.size
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"the gradients are {size} times as large as those of one batch: {size} mean losses are added up",
-        f"each update follows {size} calls of backward, each with a loss that is a mean and is not divided by {size}",
+    draft = check.draft(evidence, "likely")
+    draft.message = f"the gradients are {size} times as large as those of one batch: {size} mean losses are added up"
+    draft.cause = (
+        f"each update follows {size} calls of backward, each with a loss that is a mean and is not divided by {size}"
     )
     draft.at(
         evidence.at("cause", incident.cause, f"called {size} times per update, with a mean each time", "backward"),

@@ -35,12 +35,9 @@ def check(evidence: LoopEvidence, incident: NeedlessWait) -> Diagnosis | None:
     waited, name = incident.waited, incident.waited.name
     said = _WORDS.get(name, f"{name}()")
     share = f"{waited.share:.0%}"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the device is idle for {share} of every step, because this line waits for it",
-        f"after {said} has waited for the device, nothing is prepared for it",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the device is idle for {share} of every step, because this line waits for it"
+    draft.cause = f"after {said} has waited for the device, nothing is prepared for it"
     method = name if not name.startswith("__") else said
     draft.at(evidence.at("cause", incident.cause, f"waits for the device in every step: costs {share}", method))
     draft.because(

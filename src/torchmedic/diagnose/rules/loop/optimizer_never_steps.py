@@ -19,13 +19,12 @@ from torchmedic.evidence.loop import LoopEvidence
 
 @loop_rule("TM627", "optimizer-never-steps", OptimizerNeverSteps)
 def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None:
-    draft = check.draft(
-        evidence,
-        "proven" if incident.is_named else "likely",
-        "the weights never change: the optimizer never steps",
+    draft = check.draft(evidence, "proven" if incident.is_named else "likely")
+    draft.message = "the weights never change: the optimizer never steps"
+    draft.cause = (
         "this line names `step` and does not call it"
         if incident.is_named
-        else "`step()` of the optimizer is not called",
+        else "`step()` of the optimizer is not called"
     )
     watched = evidence.habits.optimizers.get(incident.optimizer)
     draft.at(

@@ -34,12 +34,9 @@ def check(evidence: LoopEvidence) -> Draft | None:
 
 def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Draft:
     names = listed([f"`{name}`" for name in incident.names])
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{names} are not trained: the optimizer still holds the parameters that they replaced",
-        "the optimizer was built before these parameters took the place of others",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{names} are not trained: the optimizer still holds the parameters that they replaced"
+    draft.cause = "the optimizer was built before these parameters took the place of others"
     draft.at(
         evidence.at("cause", incident.cause, "takes the parameters that the model has at this moment"),
         _assigned(evidence, incident.names, "the parameters are replaced here"),
@@ -53,12 +50,9 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Draft:
 
 
 def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
-    draft = check.draft(
-        evidence,
-        "proven",
-        "the weights do not change: the optimizer holds the parameters of another model",
-        "not one parameter that the loss reaches is in an optimizer that steps, and not one in it is reached",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = "the weights do not change: the optimizer holds the parameters of another model"
+    draft.cause = "not one parameter that the loss reaches is in an optimizer that steps, and not one in it is reached"
     draft.at(
         evidence.at("cause", incident.cause, f"its {count(incident.held, 'parameter')} are not in what is trained"),
         evidence.at("surfaced", incident.update, "finds no gradient", "step"),

@@ -21,14 +21,15 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM625", "rate-decayed-to-nothing", RateDecayed)
 def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
     schedule = f"`{incident.schedule}`" if incident.schedule else "the loop"
-    draft = check.draft(
-        evidence,
-        "proven" if incident.is_per_update or not incident.schedule else "likely",
+    draft = check.draft(evidence, "proven" if incident.is_per_update or not incident.schedule else "likely")
+    draft.message = (
         f"the learning rate is next to nothing since step {incident.since}: it fell from {incident.first:.1e} to "
-        f"{incident.rate:.1e}",
+        f"{incident.rate:.1e}"
+    )
+    draft.cause = (
         f"{schedule} has lowered it with every update"
         if incident.is_per_update
-        else f"{schedule} has lowered it long before the run was over",
+        else f"{schedule} has lowered it long before the run was over"
     )
     label = "called after every update" if incident.is_per_update else "sets the learning rate"
     draft.at(

@@ -17,12 +17,9 @@ from torchmedic.evidence.loop import LoopEvidence
 
 @loop_rule("TM615", "same-batch-every-step", SameBatchEveryStep)
 def check(evidence: LoopEvidence, incident: SameBatchEveryStep) -> Draft | None:
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"every step trains on the same batch, the first of {incident.batches}",
-        "each step begins a new pass over the data, takes its first batch and drops the pass",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"every step trains on the same batch, the first of {incident.batches}"
+    draft.cause = "each step begins a new pass over the data, takes its first batch and drops the pass"
     draft.at(evidence.at("cause", incident.cause, "a new pass, and its first batch", "next"))
     draft.because(f"the last {incident.times} batches were made of the same items of the dataset, in the same order")
     draft.help("go through the loader with `for batch in loader`, or make the iterator once, before the loop")

@@ -25,11 +25,10 @@ def check(evidence: LoopEvidence) -> Draft | None:
     if not isinstance(incident, SameRandomnessInWorkers) or not evidence.is_users(incident.cause):
         return None
     name, workers = incident.name, incident.workers
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"all {workers} workers draw the same random numbers from `self.{name}`",
-        f"`self.{name}` is a {incident.kind} of the dataset, of which every worker has a copy in the same state",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"all {workers} workers draw the same random numbers from `self.{name}`"
+    draft.cause = (
+        f"`self.{name}` is a {incident.kind} of the dataset, of which every worker has a copy in the same state"
     )
     draft.at(
         _made(evidence, incident, "copied into every worker as it is")

@@ -18,11 +18,12 @@ from torchmedic.replay.trace.values import number
 
 @loop_rule("TM611", "schedule-before-update", ScheduleBeforeUpdate)
 def check(evidence: LoopEvidence, incident: ScheduleBeforeUpdate) -> Draft | None:
-    draft = check.draft(
-        evidence,
-        "proven",
-        "the first learning rate of the schedule is never used: the schedule advances before the first update",
-        f"the schedule begins with {number(incident.first)}, but the first update used {number(incident.used)}",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        "the first learning rate of the schedule is never used: the schedule advances before the first update"
+    )
+    draft.cause = (
+        f"the schedule begins with {number(incident.first)}, but the first update used {number(incident.used)}"
     )
     draft.at(
         evidence.at("cause", incident.cause, "moves on, although this rate has not been used yet", "step"),

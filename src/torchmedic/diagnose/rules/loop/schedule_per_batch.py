@@ -17,12 +17,9 @@ from torchmedic.evidence.loop import LoopEvidence
 
 @loop_rule("TM612", "schedule-per-batch", SchedulePerBatch)
 def check(evidence: LoopEvidence, incident: SchedulePerBatch) -> Draft | None:
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"{incident.schedule} advances with every batch, although its numbers are in epochs",
-        incident.why,
-    )
+    draft = check.draft(evidence, "likely")
+    draft.message = f"{incident.schedule} advances with every batch, although its numbers are in epochs"
+    draft.cause = incident.why
     draft.at(evidence.at("cause", incident.cause, "called after every update", "step"))
     draft.help("call it once per epoch, or give it its period in batches", safety="changes-training")
     return draft.rated("warning")

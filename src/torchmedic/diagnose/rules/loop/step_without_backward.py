@@ -17,12 +17,9 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM605", "step-without-backward", StepWithoutBackward)
 def check(evidence: LoopEvidence, incident: StepWithoutBackward) -> Draft | None:
     updates = incident.updates
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the last {updates} updates all used the same gradients: no backward came in between",
-        "the gradients are those of an earlier backward, and nothing has computed new ones since",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the last {updates} updates all used the same gradients: no backward came in between"
+    draft.cause = "the gradients are those of an earlier backward, and nothing has computed new ones since"
     draft.at(evidence.at("cause", incident.cause, "steps with gradients that were used already", "step"))
     draft.because("between these updates nothing has written to the gradients, and backward was not called at all")
     draft.help("call backward before every step, and clear the gradients after it", safety="changes-training")

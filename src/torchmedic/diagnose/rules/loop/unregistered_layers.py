@@ -25,12 +25,13 @@ from torchmedic.source.user_code import is_user_file
 def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Draft | None:
     name, kind = incident.name, incident.kind
     path = ".".join(filter(None, (incident.path, name)))
-    draft = check.draft(
-        evidence,
-        "proven",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
         f"{count(incident.elements, 'weight')} in the {kind} `{path}` are not trained: they are not parameters "
-        "of the model",
-        f"`{path}` is a plain {kind}, so `parameters()` does not list what is in it, and no optimizer has got it",
+        "of the model"
+    )
+    draft.cause = (
+        f"`{path}` is a plain {kind}, so `parameters()` does not list what is in it, and no optimizer has got it"
     )
     draft.at(
         _assigned(evidence, incident, f"a plain {kind} of {incident.layers} does not register them"),

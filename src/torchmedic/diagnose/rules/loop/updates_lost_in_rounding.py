@@ -21,11 +21,10 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM626", "updates-lost-in-rounding", UpdatesLost)
 def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
     updates = count(incident.updates, "update")
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the weights do not change: the updates are too small for their dtype, {incident.dtype}",
-        f"with a learning rate of {incident.rate:g}, the updates are smaller than the distance between two numbers",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the weights do not change: the updates are too small for their dtype, {incident.dtype}"
+    draft.cause = (
+        f"with a learning rate of {incident.rate:g}, the updates are smaller than the distance between two numbers"
     )
     draft.at(
         evidence.at("cause", incident.cause, f"holds weights in {incident.dtype}, with a rate of {incident.rate:g}"),

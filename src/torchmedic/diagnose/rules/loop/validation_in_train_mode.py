@@ -20,13 +20,11 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM614", "validation-in-train-mode", ValidationInTrainMode)
 def check(evidence: LoopEvidence, incident: ValidationInTrainMode) -> Draft | None:
     norms, dropouts = incident.norms, incident.dropouts
-    draft = check.draft(
-        evidence,
-        "proven" if norms else "likely",
-        "the model is validated in training mode"
-        + (": batch normalisation learns from the validation data" if norms else ": dropout is active"),
-        "batches of another dataset go through the model without gradients, while it is in training mode",
+    draft = check.draft(evidence, "proven" if norms else "likely")
+    draft.message = "the model is validated in training mode" + (
+        ": batch normalisation learns from the validation data" if norms else ": dropout is active"
     )
+    draft.cause = "batches of another dataset go through the model without gradients, while it is in training mode"
     draft.at(
         evidence.at("cause", incident.cause, "the model is in training mode here"),
         evidence.at("surfaced", incident.data, "data that is not trained on"),

@@ -21,12 +21,9 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM628", "vanishing-gradients", VanishingGradients)
 def check(evidence: LoopEvidence, incident: VanishingGradients) -> Draft | None:
     first, last = incident.gradients[0], incident.gradients[-1]
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the gradients vanish: the first {incident.still} layers do not learn",
-        f"from the last layer to the first the largest gradient falls from {last:.1e} to {first:.1e}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the gradients vanish: the first {incident.still} layers do not learn"
+    draft.cause = f"from the last layer to the first the largest gradient falls from {last:.1e} to {first:.1e}"
     name = f"`{incident.names[0]}` " if incident.names else ""
     draft.at(
         evidence.at("cause", incident.cause, f"{name}does not change"),

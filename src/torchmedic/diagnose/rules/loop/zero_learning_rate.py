@@ -20,12 +20,9 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM610", "zero-learning-rate", ZeroLearningRate)
 def check(evidence: LoopEvidence, incident: ZeroLearningRate) -> Draft | None:
     updates = count(incident.updates, "update")
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the weights do not change: the learning rate was exactly 0 in all of {updates}",
-        "every group of the optimizer has a learning rate of 0",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the weights do not change: the learning rate was exactly 0 in all of {updates}"
+    draft.cause = "every group of the optimizer has a learning rate of 0"
     draft.at(
         evidence.at("cause", incident.cause, "this optimizer has a rate of 0"),
         evidence.at("surfaced", incident.update, "changes nothing", "step"),

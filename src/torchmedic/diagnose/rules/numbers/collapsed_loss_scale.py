@@ -24,11 +24,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     scaling = _is_scaling(evidence)
     if incident.quantity != "scale" or (evidence.births and not scaling):
         return None
-    draft = check.draft(
-        evidence,
-        "proven" if scaling else "likely",
-        f"GradScaler has skipped the last {watch.skipped} steps",
-        f"the gradients were not finite in any of them, with a scale that is now {number(watch.lowest_scale or 0.0)}",
+    draft = check.draft(evidence, "proven" if scaling else "likely")
+    draft.message = f"GradScaler has skipped the last {watch.skipped} steps"
+    draft.cause = (
+        f"the gradients were not finite in any of them, with a scale that is now {number(watch.lowest_scale or 0.0)}"
     )
     if evidence.noticed is not None:
         draft.at(evidence.noticed.location("cause", "skipped here, step after step"))

@@ -51,11 +51,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     written, sure = _written_at(evidence, leaf, name)
     late = evidence.is_unexplained and evidence.agent.finite.losses.bad_call is not None
     draft = check.draft(
-        evidence,
-        "possible" if late else "proven" if sure and evidence.faithful is not False else "likely",
-        f"{called}, damaged before step {incident.step}, made {victim(evidence)}",
-        f"{bad} of {leaf.tensor.numel()} values of {called} were not finite when the step began",
+        evidence, "possible" if late else "proven" if sure and evidence.faithful is not False else "likely"
     )
+    draft.message = f"{called}, damaged before step {incident.step}, made {victim(evidence)}"
+    draft.cause = f"{bad} of {leaf.tensor.numel()} values of {called} were not finite when the step began"
     scope = evidence.scope
     reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
     if written is not None:

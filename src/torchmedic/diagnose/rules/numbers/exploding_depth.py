@@ -40,12 +40,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     )
     if found is None:
         return None
-    draft = check.draft(
-        evidence,
-        "proven" if is_start else "likely",
-        f"the activations grow {found.factor:.3g} times in each layer and made {victim(evidence)}",
-        f"every one of {len(found.weights)} layers multiplies its values by about {found.factor:.3g}",
-    )
+    draft = check.draft(evidence, "proven" if is_start else "likely")
+    draft.message = f"the activations grow {found.factor:.3g} times in each layer and made {victim(evidence)}"
+    draft.cause = f"every one of {len(found.weights)} layers multiplies its values by about {found.factor:.3g}"
     span = f"the values grow from {number(found.first)} to {number(found.last)} in {found.turns} layers"
     draft.at(_made_at(evidence, found.weights[-1], span))
     draft.at(found.spot.location("surfaced" if draft.has_place else "cause", span))

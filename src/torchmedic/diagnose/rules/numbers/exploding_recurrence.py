@@ -33,12 +33,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         closing = [each for each in grown if each.is_recurrence and _closes_loop(each.spot)]
         found = max(closing, key=lambda each: each.factor, default=found)  # lower: the line has several such operations
     what = "the gradients of a recurrence grow" if found.is_gradient else "the values of a recurrence grow"
-    draft = check.draft(
-        evidence,
-        "proven" if is_start else "likely",
-        f"{what} {found.factor:.3g} times in each turn and made {victim(evidence)}",
-        f"this line runs again and again, and multiplies by about {found.factor:.3g} each time",
-    )
+    draft = check.draft(evidence, "proven" if is_start else "likely")
+    draft.message = f"{what} {found.factor:.3g} times in each turn and made {victim(evidence)}"
+    draft.cause = f"this line runs again and again, and multiplies by about {found.factor:.3g} each time"
     span = f"from {number(found.first)} to {number(found.last)} in {found.turns} turns"
     draft.at(found.spot.location("cause", f"{'gradients' if found.is_gradient else 'values'} grow {span}"))
     if evidence.spot is not None:

@@ -44,12 +44,11 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     what = _counted(leaf.tensor.detach(), bad)
     called = _called(evidence, leaf, kind, name)
     where = ", ".join(part for part in (rows(bad, evidence), _column(bad)) if part)
-    draft = check.draft(
-        evidence,
-        "likely" if evidence.faithful is False else "proven",
-        f"{what} in {called} made {victim(evidence)}",
+    draft = check.draft(evidence, "likely" if evidence.faithful is False else "proven")
+    draft.message = f"{what} in {called} made {victim(evidence)}"
+    draft.cause = (
         f"{called}, {str(leaf.tensor.dtype).removeprefix('torch.')} {list(leaf.tensor.shape)}, held {what} "
-        "before the step began",
+        "before the step began"
     )
     item = _item(evidence, leaf, bad, kind)
     fetched = fetch_again(item) if item is not None else None

@@ -46,11 +46,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if damaged is None or group is None:
         return None
     reason = _reason(optimizer, group, damaged)
-    draft = check.draft(
-        evidence,
-        "proven" if reason is not None else "likely",
-        (reason.event if reason else "the update of the optimizer") + " made the weights " + _kind(damaged),
-        reason.why if reason else "the loss and the gradients were finite, the weights after the update are not",
+    draft = check.draft(evidence, "proven" if reason is not None else "likely")
+    draft.message = (reason.event if reason else "the update of the optimizer") + " made the weights " + _kind(damaged)
+    draft.cause = (
+        reason.why if reason else "the loss and the gradients were finite, the weights after the update are not"
     )
     kind = type(optimizer).__name__
     label = reason.label if reason else f"learning rate {number(float(group['lr']))}"
@@ -120,12 +119,9 @@ def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Draft:
         if isinstance(group["lr"], float) and not math.isfinite(group["lr"])
     )
     text = "NaN" if math.isnan(rate) else "infinite"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"the learning rate is {text} in step {incident.step}",
-        f"`{type(optimizer).__name__}` is about to multiply every gradient by {number(rate)}",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the learning rate is {text} in step {incident.step}"
+    draft.cause = f"`{type(optimizer).__name__}` is about to multiply every gradient by {number(rate)}"
     made = rate_set_at(evidence.frames, optimizer, "cause", f"this makes the learning rate {text}")
     draft.at(made)
     if evidence.noticed is not None:

@@ -43,12 +43,9 @@ def check(job: Job) -> Draft | None:
     who, others = ranks(difference.culprits), ranks(difference.others)
     certain = difference.by not in ("nothing", "end")
     instead = f", while {others} went on to {words(expected)} at {place(expected)}" if expected else ""
-    draft = check.draft(
-        job,
-        "proven" if certain else "likely",
-        f"{who} called {words(call)}, which {others} did not call",
-        f"{words(call)} at {place(call)} must be called by all ranks of its group{instead}",
-    )
+    draft = check.draft(job, "proven" if certain else "likely")
+    draft.message = f"{who} called {words(call)}, which {others} did not call"
+    draft.cause = f"{words(call)} at {place(call)} must be called by all ranks of its group{instead}"
     draft.at(
         at_branch(call, expected or difference.before, "cause", f"only {who} came here"),
         at_call(call, "origin", f"{who}: {words(call)}"),
@@ -66,12 +63,9 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     assert expected is not None
     who = ranks(difference.culprits)
     what = "backward" if expected.native else words(expected)
-    draft = check.draft(
-        job,
-        "likely",
-        f"{who} left out {what}, which the other ranks called",
-        f"{who} took the branch `{test}`, after which {what} at {place(expected)} is not reached",
-    )
+    draft = check.draft(job, "likely")
+    draft.message = f"{who} left out {what}, which the other ranks called"
+    draft.cause = f"{who} took the branch `{test}`, after which {what} at {place(expected)} is not reached"
     draft.at(
         line_location("cause", file, line, f"{who} left the step here"),
         at_call(expected, "surfaced", f"{ranks(difference.others)}: {what}, which waits for all ranks"),

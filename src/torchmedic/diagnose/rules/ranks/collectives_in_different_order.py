@@ -28,12 +28,9 @@ def check(job: Job) -> Draft | None:
     if difference.kind not in ("other", "missing", "extra") or not _is_swapped(difference):
         return None
     who, others = ranks(difference.culprits), ranks(difference.others)
-    draft = check.draft(
-        job,
-        "proven" if difference.by != "nothing" and _shared_loop(difference) is None else "likely",
-        f"{who} called {words(call)} before {words(expected)}, {others} after it",
-        f"{who} and {others} make the same two calls in a different order, so that neither of them can end",
-    )
+    draft = check.draft(job, "proven" if difference.by != "nothing" and _shared_loop(difference) is None else "likely")
+    draft.message = f"{who} called {words(call)} before {words(expected)}, {others} after it"
+    draft.cause = f"{who} and {others} make the same two calls in a different order, so that neither of them can end"
     shared = _shared_loop(difference)
     if shared is not None:
         draft.at(line_location("cause", shared.file, shared.line, "this loop calls other functions first on each rank"))

@@ -27,12 +27,9 @@ def check(job: JobFacts) -> Draft | None:
         return None
     found = shared[0]
     who = ranks([each.rank for each in found])
-    draft = check.draft(
-        job,
-        "proven",
-        f"{who} train on the same GPU, while {found[0].devices} GPUs can be seen",
-        f"the weights of {who} are on one device of host {found[0].host}",
-    )
+    draft = check.draft(job, "proven")
+    draft.message = f"{who} train on the same GPU, while {found[0].devices} GPUs can be seen"
+    draft.cause = f"the weights of {who} are on one device of host {found[0].host}"
     if found[0].updating is not None:
         draft.at(line_location("cause", found[0].updating.file, found[0].updating.line, "weights on one device"))
     draft.because(f"device {found[0].device}")

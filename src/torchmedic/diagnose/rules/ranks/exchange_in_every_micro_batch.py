@@ -21,11 +21,10 @@ def check(job: JobFacts) -> Draft | None:
     first = job.ranks[0]
     if first.syncs < 2 or any(each.syncs != first.syncs for each in job.ranks):
         return None
-    draft = check.draft(
-        job,
-        "proven",
-        f"the gradients are exchanged {first.syncs} times for one update",
-        f"each of {first.syncs} backwards exchanges {size(first.nbytes)} per rank, and only the last one has to",
+    draft = check.draft(job, "proven")
+    draft.message = f"the gradients are exchanged {first.syncs} times for one update"
+    draft.cause = (
+        f"each of {first.syncs} backwards exchanges {size(first.nbytes)} per rank, and only the last one has to"
     )
     if first.updating is not None:
         draft.at(line_location("cause", first.updating.file, first.updating.line, "one update, several exchanges"))

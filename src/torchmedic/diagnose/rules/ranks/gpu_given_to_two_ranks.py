@@ -32,13 +32,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     gpus = torch.cuda.device_count()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0)
     too_few = 0 < gpus < local
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"ranks {one} and {other} use the same GPU, which NCCL refuses",
+    draft = check.draft(evidence, "proven")
+    draft.message = f"ranks {one} and {other} use the same GPU, which NCCL refuses"
+    draft.cause = (
         f"{local} ranks were started on this host, and it has {gpus} GPU{'s' if gpus > 1 else ''}"
         if too_few
-        else f"both ranks use the GPU with bus number {found[3]}, and this process can see {gpus}",
+        else f"both ranks use the GPU with bus number {found[3]}, and this process can see {gpus}"
     )
     draft.at(*evidence.at_user_line("cause", "the GPUs of all ranks are compared here"))
     draft.because(f"this rank uses device {torch.cuda.current_device()}" if torch.cuda.is_initialized() else "")

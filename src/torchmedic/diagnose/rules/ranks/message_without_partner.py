@@ -38,12 +38,9 @@ def check(job: Job) -> Draft | None:
         if both
         else f"rank {rank} waits in {words(call, contents=True)}; {there} {_last(last)}"
     )
-    draft = check.draft(
-        job,
-        "proven" if both else "likely",
-        f"rank {rank} waits in {words(call, contents=True)}, which rank {call.peer} does not answer",
-        cause,
-    )
+    draft = check.draft(job, "proven" if both else "likely")
+    draft.message = f"rank {rank} waits in {words(call, contents=True)}, which rank {call.peer} does not answer"
+    draft.cause = cause
     draft.about(rank)
     left_out = _left_out(job, rank, call) if partner is None or not _answers_later(partner) else None
     if left_out is not None:

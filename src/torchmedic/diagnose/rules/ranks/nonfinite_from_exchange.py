@@ -36,11 +36,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     averaged = _averaged_by(evidence)
     if not averaged:
         return None
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"the exchange with other ranks made {victim(evidence)}",
-        f"the step of rank {incident.rank} alone is finite; {averaged} combined its gradients with those of others",
+    draft = check.draft(evidence, "likely")
+    draft.message = f"the exchange with other ranks made {victim(evidence)}"
+    draft.cause = (
+        f"the step of rank {incident.rank} alone is finite; {averaged} combined its gradients with those of others"
     )
     hook = _hook_registration(evidence)
     draft.at(hook)

@@ -62,12 +62,10 @@ def _by_checkpoint(evidence: RaisedEvidence, message: str, name: str) -> Draft |
         return None
     layer = getattr(frame.variables.get("ctx"), "run_function", None)
     unseen = any(each.find_unused_parameters for each in _wrappers(evidence))
-    draft = check.draft(
-        evidence,
-        "proven",
-        message,
-        "a checkpoint with use_reentrant=True runs a backward of its own for every call"
-        + (", and its layers count as unused by find_unused_parameters" if unseen else ""),
+    draft = check.draft(evidence, "proven")
+    draft.message = message
+    draft.cause = "a checkpoint with use_reentrant=True runs a backward of its own for every call" + (
+        ", and its layers count as unused by find_unused_parameters" if unseen else ""
     )
     call = _checkpoint_call(evidence, layer)
     if call is not None:
@@ -130,12 +128,9 @@ def _outside_forward(evidence: RaisedEvidence, message: str, name: str) -> Draft
         called = ast.unparse(node.func).split(".")
         if "module" in called[1:-1] and path[: len(below := called[called.index("module", 1) + 1 :])] == below:
             layer = ".".join(below)
-            draft = check.draft(
-                evidence,
-                "likely",
-                message,
-                f"`{layer}` is called outside of the model's forward, which had counted it as unused",
-            )
+            draft = check.draft(evidence, "likely")
+            draft.message = message
+            draft.cause = f"`{layer}` is called outside of the model's forward, which had counted it as unused"
             draft.at(node_location("cause", frame.file, node, f"`{layer}` is used outside of `forward`"))
             draft.at(*evidence.at_user_line("surfaced", "noticed here"))
             draft.because("find_unused_parameters=True")

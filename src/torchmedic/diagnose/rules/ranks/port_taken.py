@@ -33,12 +33,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     found = _PORT.search(evidence.message)
     port = found[1] if found is not None else os.environ.get("MASTER_PORT", "")
     holder = _holder(int(port)) if port.isdecimal() else ""
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"port {port}, on which the ranks were to meet, is taken" if port else "the port of the job is taken",
-        f"rank {evidence.rank} could not listen on it: {holder or 'another program does'}",
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"port {port}, on which the ranks were to meet, is taken" if port else "the port of the job is taken"
     )
+    draft.cause = f"rank {evidence.rank} could not listen on it: {holder or 'another program does'}"
     draft.at(*evidence.at_user_line("cause", "the port is opened here"))
     return draft.help(
         "end the program that holds the port, or set `MASTER_PORT` (torchrun: `--master-port`) to a free one"

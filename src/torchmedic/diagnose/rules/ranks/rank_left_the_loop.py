@@ -34,12 +34,10 @@ def check(job: Job) -> Diagnosis | None:
         return _left_trainer(job, difference, difference.expected, file, loop)
     who, others = ranks(difference.culprits), ranks(difference.others)
     leaves = loop.exits[0] if len(loop.exits) == 1 else None
-    draft = check.draft(
-        job,
-        "likely" if leaves is not None else "proven",
-        f"{who} left the loop `{loop.header}` while {others} went on",
-        f"{others} made {_what(difference.expected)} once more; {who} had left the loop "
-        + (f"by `{leaves.exit}`, which only `{leaves.header}` decides" if leaves is not None else "at its end"),
+    draft = check.draft(job, "likely" if leaves is not None else "proven")
+    draft.message = f"{who} left the loop `{loop.header}` while {others} went on"
+    draft.cause = f"{others} made {_what(difference.expected)} once more; {who} had left the loop " + (
+        f"by `{leaves.exit}`, which only `{leaves.header}` decides" if leaves is not None else "at its end"
     )
     line = leaves.line if leaves is not None else loop.line
     draft.at(line_location("cause", file, line, f"{who} left the loop here"))
@@ -61,12 +59,11 @@ def _left_trainer(job: Job, difference: Difference, expected: Collective, file: 
     called = next(iter(expected.frames), None)
     name = called.function if called is not None else ""
     trainer = next((frame.function for frame in reversed(expected.library)), name)
-    draft = check.draft(
-        job,
-        "likely",
-        f"{who} left the loop of `{trainer}` while {others} went on",
+    draft = check.draft(job, "likely")
+    draft.message = f"{who} left the loop of `{trainer}` while {others} went on"
+    draft.cause = (
         f"{others} made {_what(expected)} once more; {who} had left the loop `{loop.header}` of the library"
-        + (f", which the flag `{stops[0][2]}` ends" if len(stops) == 1 else ""),
+        + (f", which the flag `{stops[0][2]}` ends" if len(stops) == 1 else "")
     )
     if len(stops) == 1:
         draft.at(line_location("cause", stops[0][0], stops[0][1], f"{who} stopped the training by itself here"))

@@ -36,23 +36,21 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         return _not_all(evidence, int(joined[1]), int(joined[2]), seconds)
     if unreachable is not None:
         where = f"{unreachable[1]}:{unreachable[2]}"
-        draft = check.draft(
-            evidence,
-            "likely",
-            f"rank {evidence.rank} could not reach rank 0 at {where}",
+        draft = check.draft(evidence, "likely")
+        draft.message = f"rank {evidence.rank} could not reach rank 0 at {where}"
+        draft.cause = (
             f"nobody answered there as rank 0 does within {seconds:g} s: rank 0 is not there, listens on another "
-            "address or port, or the network does not let this rank through",
+            "address or port, or the network does not let this rank through"
         )
         draft.help("compare `MASTER_ADDR` and `MASTER_PORT` of all ranks, and check that rank 0 has started")
     else:
         # Rank 0 waits for each of the others; those wait for rank 0, which answers when all have come.
         key = _KEY.search(evidence.message) if evidence.rank == 0 else None
-        draft = check.draft(
-            evidence,
-            "likely",
-            f"{f'rank {key[1]}' if key is not None else 'another rank'} did not join the job in {seconds:g} s",
-            f"rank {evidence.rank} waited for it in vain",
+        draft = check.draft(evidence, "likely")
+        draft.message = (
+            f"{f'rank {key[1]}' if key is not None else 'another rank'} did not join the job in {seconds:g} s"
         )
+        draft.cause = f"rank {evidence.rank} waited for it in vain"
         draft.because(f"world size {world}" if (world := joining.variables.get("world_size", -1)) > 0 else "")
         draft.help("check that as many processes were started as the world size says")
     return _placed(draft, evidence).done()
@@ -61,12 +59,9 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
 def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) -> Diagnosis:
     """Rank 0 counts who has come. It counts itself."""
     missing = "rank 1" if world == 2 else "every other rank" if joined == 1 else f"{world - joined} of them"
-    draft = check.draft(
-        evidence,
-        "proven",
-        f"{joined} of {world} ranks joined the job in {seconds:g} s",
-        f"the world size is {world}, and {missing} did not come",
-    )
+    draft = check.draft(evidence, "proven")
+    draft.message = f"{joined} of {world} ranks joined the job in {seconds:g} s"
+    draft.cause = f"the world size is {world}, and {missing} did not come"
     draft.help(
         f"start {world} processes with the same `MASTER_ADDR`, `MASTER_PORT` and world size; the output of the missing "
         "ranks tells why they ended"

@@ -29,12 +29,9 @@ def check(job: JobFacts) -> Draft | None:
     first = alike[0]
     who = ranks([each.rank for each in alike])
     everyone = who if len(alike) < len(job.ranks) else "both ranks" if len(alike) == 2 else f"all {len(alike)} ranks"
-    draft = check.draft(
-        job,
-        "proven",
-        f"{everyone} train on the same batches",
-        f"the first {len(first.batches)} batches of {who} are equal, so their gradients are too",
-    )
+    draft = check.draft(job, "proven")
+    draft.message = f"{everyone} train on the same batches"
+    draft.cause = f"the first {len(first.batches)} batches of {who} are equal, so their gradients are too"
     if first.loading is not None:
         draft.at(line_location("cause", first.loading.file, first.loading.line, "the same batches on all these ranks"))
     draft.because(f"drawn by `{first.sampler}`" if first.sampler else "")

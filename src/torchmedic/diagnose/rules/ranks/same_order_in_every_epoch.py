@@ -21,12 +21,9 @@ def check(job: JobFacts) -> Draft | None:
     if not repeated or len(repeated) < len(job.ranks):
         return None
     first = repeated[0]
-    draft = check.draft(
-        job,
-        "proven",
-        "two epochs have had the same order of items, though the sampler shuffles",
-        "the epoch of the `DistributedSampler` was the same in both, and its order depends on nothing else",
-    )
+    draft = check.draft(job, "proven")
+    draft.message = "two epochs have had the same order of items, though the sampler shuffles"
+    draft.cause = "the epoch of the `DistributedSampler` was the same in both, and its order depends on nothing else"
     if first.loading is not None:
         draft.at(line_location("cause", first.loading.file, first.loading.line, "the same order in every epoch"))
     draft.because("seen on every rank")

@@ -41,12 +41,9 @@ def check(job: JobFacts) -> Draft | None:
     if drift is None:
         return None
     name = f"`{drift.name}`" if drift.name else f"a weight of shape {list(drift.shape)}"
-    draft = check.draft(
-        job,
-        "likely" if drift.why in ("no-exchange", "left-out") else "proven",
-        f"{name} has different values on different ranks after {drift.updates} updates",
-        _CAUSES[drift.why],
-    )
+    draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out") else "proven")
+    draft.message = f"{name} has different values on different ranks after {drift.updates} updates"
+    draft.cause = _CAUSES[drift.why]
     line = drift.line
     if line is not None:
         draft.at(line_location("cause", line.file, line.line, _label(drift)))
