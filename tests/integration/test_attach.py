@@ -20,8 +20,8 @@ from torchmedic.records import Report
 from torchmedic.records.inside import PyFrame, PyThread
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.records.stall import Stall
-from torchmedic.supervise.attach import access, looks, stacks, targets, verdict
-from torchmedic.supervise.attach.attach import Answer, attach
+from torchmedic.supervise.attach import looks, stacks, targets, verdict
+from torchmedic.supervise.attach.attach import Answer, attach, resolve
 from torchmedic.supervise.proc import process, pyspy, tree
 
 pytestmark = linux_only
@@ -264,7 +264,7 @@ def test_a_process_that_ends_while_it_is_looked_at(monkeypatch: pytest.MonkeyPat
 def test_the_number_of_a_thread_stands_for_its_process() -> None:
     with child("import threading, time; threading.Thread(target=time.sleep, args=(100,)).start()") as started:
         view = seen(started.pid, lambda view: len(view.threads) == 2)
-        assert access.resolve(view.threads[1].tid) == started.pid
+        assert resolve(view.threads[1].tid) == started.pid
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes root to become somebody else")

@@ -35,7 +35,7 @@ class StallDraft(Draft):
 class StallRule(Rule[Stall], frozen=True):
     """A rule about a run that makes no progress."""
 
-    def draft(self, stall: Stall, grade: Grade, message: str, cause: str) -> StallDraft:
+    def draft(self, stall: Stall, grade: Grade, message: str = "", cause: str = "") -> StallDraft:
         return StallDraft(self, stall, grade, message, cause)
 
 
