@@ -54,19 +54,11 @@ class RaisedEvidence:
         return self.incident.rank
 
     def failing_step(self) -> Step:
-        """The step up to the statement that failed.
-
-        Raises:
-            CannotCut: With the reason.
-        """
+        """The step up to the statement that failed."""
         return from_traceback(self.error.__traceback__, self.incident.process)
 
     def step_through_backward(self) -> Step:
-        """The step as far as it would have gone backward.
-
-        Raises:
-            CannotCut: With the reason.
-        """
+        """The step as far as it would have gone backward."""
         return through_backward(self.error.__traceback__, self.incident.process)
 
     @functools.cached_property

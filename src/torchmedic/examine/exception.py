@@ -52,11 +52,7 @@ def explain_exception(error: BaseException, agent: ProcessContext) -> None:
 
 
 def _failing_step(error: BaseException, agent: ProcessContext) -> Step:
-    """The step that an exception has ended, as far as it would have gone backward.
-
-    Raises:
-        CannotCut: With the reason.
-    """
+    """The step that an exception has ended, as far as it would have gone backward."""
     try:
         return through_backward(error.__traceback__, agent)
     except CannotCut:

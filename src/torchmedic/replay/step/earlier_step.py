@@ -44,9 +44,6 @@ def earlier_step(
         frame: A live frame, below those that run the step.
         agent: The process as it is now.
         to_update: Whether the step goes on to the update that followed, and not only to the backward call.
-
-    Raises:
-        CannotCut: With the reason.
     """
     view = StepView(agent, notes=past, batches=past.host_batch)
     why = CannotCut("the frames of the step before are gone")

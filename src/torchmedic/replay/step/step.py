@@ -79,11 +79,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def from_stack(frame: FrameType | None, agent: StepContext, *, include_failing: bool) -> Step:
-    """The step that is running now, seen from inside a hook.
-
-    Raises:
-        CannotCut: With the reason.
-    """
+    """The step that is running now, seen from inside a hook."""
     return _step(stack_at(frame), agent, include_failing)
 
 
@@ -98,9 +94,6 @@ def from_traceback(
         within: The frame of torch's that the step was in, where user code below it (a hook, the backward of a custom
             Function) is no part of the step's own statements.
         outwards: How many loops to go out of.
-
-    Raises:
-        CannotCut: With the reason.
     """
     stack = stack_of_traceback(tb, within)
     if not stack:
@@ -113,9 +106,6 @@ def whole_step(stack: Stack, agent: StepContext) -> Step:
 
     A device is behind its host: what it fails at may stand before or behind the line at which the host notices. Where
     backward is not called from any of the frames, the step ends with the later of that line and the forward pass.
-
-    Raises:
-        CannotCut: With the reason.
     """
     _refuse_launchers(stack)
     try:
@@ -161,20 +151,12 @@ def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int
 
 
 def through_backward(tb: TracebackType | None, agent: StepContext) -> Step:
-    """The step that an exception ended before its backward, cut so that it gets there once the exception is cured.
-
-    Raises:
-        CannotCut: With the reason.
-    """
+    """The step that an exception ended before its backward, cut so that it gets there once the exception is cured."""
     return _through_backward(frames_of_traceback(tb), agent)
 
 
 def through_backward_of_library(tb: TracebackType | None, agent: StepContext) -> Step:
-    """The step as far as a library goes backward, where the library has called the model from the same function.
-
-    Raises:
-        CannotCut: With the reason.
-    """
+    """The step as far as a library goes backward, where the library has called the model from the same function."""
     why = CannotCut("no library has called the model")
     for frame, line, column in stack_of_traceback(tb):
         noted = agent.notes.forward.get(id(frame))
@@ -187,11 +169,7 @@ def through_backward_of_library(tb: TracebackType | None, agent: StepContext) ->
 
 
 def on_to_backward(frame: FrameType | None, agent: StepContext) -> Step:
-    """The step that is running now, cut so that it goes on to its backward.
-
-    Raises:
-        CannotCut: With the reason.
-    """
+    """The step that is running now, cut so that it goes on to its backward."""
     return _through_backward(stack_at(frame), agent)
 
 
@@ -227,9 +205,6 @@ def earlier(
         kind: Makes the runner.
         include_failing: Whether the call belongs to the step (`backward()` does, `optimizer.step()` does not).
         whole_turn: Whether the step goes on behind the call, to the end of the loop's body.
-
-    Raises:
-        CannotCut: With the reason.
     """
     point = point_of(frame, lasti, frame.f_lineno)
     if whole_turn:

@@ -46,11 +46,7 @@ class Course(NamedTuple):
 
 
 class Trajectory:
-    """The last steps, ready to be run again from a copy of the weights.
-
-    Raises:
-        CannotCut: With the reason.
-    """
+    """The last steps, ready to be run again from a copy of the weights."""
 
     def __init__(self, window: Window, frame: FrameType | None, agent: StepContext, max_updates: int) -> None:
         self._copy = window.copy

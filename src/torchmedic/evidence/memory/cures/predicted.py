@@ -179,11 +179,7 @@ class _Trials:
 
 
 def real_step_of(autopsy: Autopsy, *, evaluation: bool) -> RealStep:
-    """The step from its beginning through its backward, to be run for real.
-
-    Raises:
-        CannotCut: With the reason.
-    """
+    """The step from its beginning through its backward, to be run for real."""
     step = _whole(autopsy, evaluation)
     return RealStep.after(_on(autopsy, step), step, evaluation=evaluation)
 
@@ -193,11 +189,7 @@ def _on(autopsy: Autopsy, step: Step) -> WholeStep:
 
 
 def whole_step_of(autopsy: Autopsy, *, evaluation: bool) -> WholeStep:
-    """The step from its beginning through its backward.
-
-    Raises:
-        CannotCut: With the reason.
-    """
+    """The step from its beginning through its backward."""
     return _on(autopsy, _whole(autopsy, evaluation))
 
 
