@@ -60,14 +60,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if not bool(zeros.any()):
         return None
     bad = not_finite(captured.outputs[0])
-    draft = begin(
-        check,
-        evidence,
-        f"division by zero in the {'backward' if op.is_backward else 'forward'} pass",
-        share(zeros, "the divisor is exactly 0", "divisors are exactly 0"),
-        label=_formula(op, captured, zeros),
-        bad=bad,
-    )
+    event = f"division by zero in the {'backward' if op.is_backward else 'forward'} pass"
+    why = share(zeros, "the divisor is exactly 0", "divisors are exactly 0")
+    label = _formula(op, captured, zeros)
+    draft = begin(check, evidence, event, why, label=label, bad=bad)
     position = _DIVISOR[op.kind]
     if isinstance(captured.argument(position), torch.Tensor):
         value = op.inputs[sum(isinstance(part, torch.Tensor) for part in captured.args[:position])]
@@ -119,14 +115,9 @@ def _in_backward(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft
     if smallest == 0 or smallest > 1e-3:
         return None
     tiny = divisor.abs() == smallest
-    draft = begin(
-        check,
-        evidence,
-        "division by almost zero",
-        f"the divisor goes down to {smallest:.3g}; the result is finite, but its gradient divides by it again",
-        label=f"divides by {smallest:.3g}, and twice in the backward pass",
-        bad=tiny,
-    )
+    why = f"the divisor goes down to {smallest:.3g}; the result is finite, but its gradient divides by it again"
+    label = f"divides by {smallest:.3g}, and twice in the backward pass"
+    draft = begin(check, evidence, "division by almost zero", why, label=label, bad=tiny)
     draft.because(f"the divisor is {described(divisor)}")
     draft.treat(first_that_passes(evidence, divisor_cures(evidence)))
     return finish(draft, evidence)

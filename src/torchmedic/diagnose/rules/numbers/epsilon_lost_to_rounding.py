@@ -54,15 +54,12 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if lost is None:
         return None
     dtype = str(lost.dtype).removeprefix("torch.")
-    draft = begin(
-        check,
-        evidence,
-        f"a constant that is lost in {dtype}",
-        f"{lost.constant!r} is {lost.rounded:g} in {dtype}, so it does not keep the operand of `{forward.kind}` from 0",
-        label=f"{lost.constant!r} is {lost.rounded:g} in {dtype}",
-        bad=operand == 0,
-        spot=lost.op.spot or evidence.spot,
+    event = f"a constant that is lost in {dtype}"
+    why = (
+        f"{lost.constant!r} is {lost.rounded:g} in {dtype}, so it does not keep the operand of `{forward.kind}` from 0"
     )
+    label = f"{lost.constant!r} is {lost.rounded:g} in {dtype}"
+    draft = begin(check, evidence, event, why, label=label, bad=operand == 0, spot=lost.op.spot or evidence.spot)
     if forward.spot is not None:
         draft.at(forward.spot.location("surfaced", f"`{forward.kind}` of 0"))
     draft.treat(first_that_passes(evidence, _cures(lost)))

@@ -49,18 +49,13 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     peak = argument[bad].flatten()[argument[bad].abs().argmax()].item()
     limit = torch.finfo(captured.outputs[0].dtype).max
     dtype = str(captured.outputs[0].dtype).removeprefix("torch.")
-    draft = begin(
-        check,
-        evidence,
-        f"overflow of `{op.kind}`",
-        share(
-            bad,
-            f"{op.kind}({peak:.4g}) is larger than {limit:.3g}, the largest {dtype}",
-            f"results of `{op.kind}` are larger than {limit:.3g}, the largest {dtype}",
-        ),
-        label=f"{op.kind}({peak:.4g}) is infinite",
-        bad=bad,
+    why = share(
+        bad,
+        f"{op.kind}({peak:.4g}) is larger than {limit:.3g}, the largest {dtype}",
+        f"results of `{op.kind}` are larger than {limit:.3g}, the largest {dtype}",
     )
+    label = f"{op.kind}({peak:.4g}) is infinite"
+    draft = begin(check, evidence, f"overflow of `{op.kind}`", why, label=label, bad=bad)
     draft.because(f"the argument is {described(argument)}", f"the largest magnitude that overflows is {largest:.6g}")
     draft.treat(first_that_passes(evidence, _cures(evidence)))
     return finish(draft, evidence)

@@ -87,15 +87,10 @@ def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torc
     hit = int(masked.sum().item())
     name = op.kind.replace("safe_", "")
     where = rows(masked, evidence)
-    draft = begin(
-        check,
-        evidence,
-        f"`{name}` of a row in which everything is masked",
-        f"{hit} of {masked.numel()} rows that `{name}` runs over contain only -inf ({width} entries)",
-        label=f"all {width} entries are -inf",
-        bad=masked,
-        spot=op.spot,
-    )
+    event = f"`{name}` of a row in which everything is masked"
+    why = f"{hit} of {masked.numel()} rows that `{name}` runs over contain only -inf ({width} entries)"
+    label = f"all {width} entries are -inf"
+    draft = begin(check, evidence, event, why, label=label, bad=masked, spot=op.spot)
     maker = _mask_maker(evidence, op)
     if maker is not None and maker.spot is not None:
         draft.at(maker.spot.location("origin", f"masked here{', all of ' + where if where else ''}"))

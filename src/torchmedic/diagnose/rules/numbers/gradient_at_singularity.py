@@ -63,15 +63,12 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     argument = values.tensors[position]
     worst = argument[wrong].flatten()[0].item() if wrong.shape == argument.shape else None
     at = f" at {worst:.4g}" if worst is not None else ""
-    draft = begin(
-        check,
-        evidence,
-        f"the gradient of `{forward.kind}`{at}",
-        f"`{forward.kind}` is finite here, but its slope is not: "
-        + share(wrong, "the argument is on a singular point", "arguments are on a singular point"),
-        label=f"the slope of {forward.kind}{at} is infinite",
-        bad=wrong,
+    event = f"the gradient of `{forward.kind}`{at}"
+    why = f"`{forward.kind}` is finite here, but its slope is not: " + share(
+        wrong, "the argument is on a singular point", "arguments are on a singular point"
     )
+    label = f"the slope of {forward.kind}{at} is infinite"
+    draft = begin(check, evidence, event, why, label=label, bad=wrong)
     if worst == 0:
         draft.at(origin(evidence, forward.inputs[position], why_zero(evidence, wrong)))
     where = rows(wrong, evidence)
@@ -110,13 +107,10 @@ def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Draft | None:
         return None
     closest = gaps.min().item()
     what = "singular values" if "svd" in forward.kind else "eigenvalues"
-    draft = begin(
-        check,
-        evidence,
-        f"the gradient of `{forward.kind}` at repeated {what}",
-        f"two {what} differ by {closest:.3g}, and the gradient divides by their difference",
-        label=f"two {what} are {'equal' if closest == 0 else 'nearly equal'}",
-    )
+    event = f"the gradient of `{forward.kind}` at repeated {what}"
+    why = f"two {what} differ by {closest:.3g}, and the gradient divides by their difference"
+    label = f"two {what} are {'equal' if closest == 0 else 'nearly equal'}"
+    draft = begin(check, evidence, event, why, label=label)
     draft.because(f"the {what} are {described(lines[0])}")
     draft.help(f"use a loss that depends on the {what} only, or add a little noise to the matrix")
     return finish(draft, evidence)

@@ -57,15 +57,13 @@ def _of_ctc(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
             need = wanted + repeats
             detail = f"{wanted} labels" + (f" with {repeats} repeated, so {need} steps are needed" if repeats else "")
             facts.append(f"row {row}: {detail}, {length} steps of input")
-    draft = begin(
-        check,
-        evidence,
-        "a CTC target that does not fit into its input",
+    event = "a CTC target that does not fit into its input"
+    why = (
         f"{int(bad.sum().item())} of {losses.numel()} targets need more steps than the input has, "
-        "so their probability is 0",
-        label="the target is longer than the input allows",
-        bad=bad,
+        "so their probability is 0"
     )
+    label = "the target is longer than the input allows"
+    draft = begin(check, evidence, event, why, label=label, bad=bad)
     draft.because(*facts)
     draft.treat(first_that_passes(evidence, _ctc_cures(evidence)) or _module_cure(evidence))
     return finish(draft, evidence)

@@ -40,14 +40,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     formula = _formula(op, captured, infinite, constants)
     if formula is None:
         return None
-    draft = begin(
-        check,
-        evidence,
-        formula,
-        f"`{op.kind}` was given infinities that are there on purpose, and {formula} is NaN",
-        label=f"{formula} is NaN",
-        bad=bad,
-    )
+    why = f"`{op.kind}` was given infinities that are there on purpose, and {formula} is NaN"
+    draft = begin(check, evidence, formula, why, label=f"{formula} is NaN", bad=bad)
     draft.at(_written_at(evidence, op))
     draft.because(*(f"an operand is {described(tensor)}" for tensor in captured.tensors[:3]))
     draft.treat(first_that_passes(evidence, _cures(evidence)))

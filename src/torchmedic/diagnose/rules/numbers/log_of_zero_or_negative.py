@@ -58,14 +58,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     wrong = below if negative else at
     what = "a negative number" if limit == 0 and negative else "zero" if limit == 0 else "minus one or less"
     lowest = argument[wrong].min().item()
-    draft = begin(
-        check,
-        evidence,
-        f"the logarithm of {what}",
-        share(wrong, f"the argument of `{op.kind}` is {what}", f"arguments of `{op.kind}` are {what}"),
-        label=f"{op.kind}({lowest:.4g})",
-        bad=wrong,
-    )
+    why = share(wrong, f"the argument of `{op.kind}` is {what}", f"arguments of `{op.kind}` are {what}")
+    draft = begin(check, evidence, f"the logarithm of {what}", why, label=f"{op.kind}({lowest:.4g})", bad=wrong)
     value = op.inputs[position if len(op.inputs) > position else -1]
     draft.at(origin(evidence, value, why_zero(evidence, wrong) if not negative else _why_negative(evidence, wrong)))
     draft.because(f"the argument is {described(argument)}")

@@ -53,14 +53,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     side = "the gradient of " if op.derived else ""
     blamed = evidence.forward_op.kind if op.derived and evidence.forward_op is not None else op.kind
     what = f"{side}`{blamed}`" if op.derived else name
-    draft = begin(
-        check,
-        evidence,
-        f"overflow of {what} in {dtype}",
-        f"{what} reaches {number(peak)}, and the largest {dtype} is {number(limit)}; in float32 it is finite",
-        label=f"{number(peak)} is too large for {dtype}",
-        bad=bad,
-    )
+    event = f"overflow of {what} in {dtype}"
+    why = f"{what} reaches {number(peak)}, and the largest {dtype} is {number(limit)}; in float32 it is finite"
+    label = f"{number(peak)} is too large for {dtype}"
+    draft = begin(check, evidence, event, why, label=label, bad=bad)
     draft.because(*(f"an operand is {described(tensor)}" for tensor in captured.tensors[:3]))
     casting = _autocast(evidence, op)
     draft.because("autocast chose the type" if casting else "")

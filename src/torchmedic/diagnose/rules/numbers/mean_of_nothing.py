@@ -78,13 +78,10 @@ def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft | N
     found = expression(evidence)
     if op.kind != "div" or found is None or operand_of(found[0], "nanmean") is None:
         return None
-    draft = begin(
-        check,
-        evidence,
-        "`nanmean` of nothing but NaN",
-        "every value that `nanmean` averages over is NaN, so nothing is left",
-        label="the mean of no elements is NaN",
-    )
+    event = "`nanmean` of nothing but NaN"
+    why = "every value that `nanmean` averages over is NaN, so nothing is left"
+    label = "the mean of no elements is NaN"
+    draft = begin(check, evidence, event, why, label=label)
     return finish(draft, evidence)
 
 

@@ -55,14 +55,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if mask is None:
         return None
     argument = _argument(evidence, forward)
-    draft = begin(
-        check,
-        evidence,
-        f"the discarded part of `{forward.kind}`",
-        f"`{mask.kind}` discards these entries in the forward pass; their gradient is 0 * infinity, which is NaN",
-        label=f"the gradient of {forward.kind} is NaN where its result is thrown away",
-        bad=hidden,
-    )
+    event = f"the discarded part of `{forward.kind}`"
+    why = f"`{mask.kind}` discards these entries in the forward pass; their gradient is 0 * infinity, which is NaN"
+    label = f"the gradient of {forward.kind} is NaN where its result is thrown away"
+    draft = begin(check, evidence, event, why, label=label, bad=hidden)
     if mask.spot is not None:
         draft.at(mask.spot.location("surfaced", "discarded here, but the gradient still passes through"))
     if argument is not None:

@@ -60,14 +60,10 @@ def _of_constant(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft
         return None
     bad = not_finite(captured.outputs[0])
     name = op.kind.removeprefix("native_").removesuffix("_legit")
-    draft = begin(
-        check,
-        evidence,
-        f"`{name}` of values that are all equal",
-        f"the standard deviation of equal values is 0, and eps is {eps[-1]:g}, so `{name}` divides by 0",
-        label=f"{name} of equal values, with eps={eps[-1]:g}",
-        bad=bad,
-    )
+    event = f"`{name}` of values that are all equal"
+    why = f"the standard deviation of equal values is 0, and eps is {eps[-1]:g}, so `{name}` divides by 0"
+    label = f"{name} of equal values, with eps={eps[-1]:g}"
+    draft = begin(check, evidence, event, why, label=label, bad=bad)
     draft.because(f"the input is {described(operand)}")
     draft.help("build the layer with an eps above zero, such as 1e-5")
     return finish(draft, evidence)
@@ -88,13 +84,8 @@ def _covariance(evidence: NumbersEvidence) -> Draft | None:
 
 def _diagnosis(evidence: NumbersEvidence, kind: str, count: int, what: str) -> Draft:
     values = "one value" if count == 1 else f"{count} values"
-    draft = begin(
-        check,
-        evidence,
-        f"`{kind}` of {values}",
-        f"`{kind}` divides by the number of values minus one, which is {count - 1} here",
-        label=f"{kind} of {values}",
-    )
+    why = f"`{kind}` divides by the number of values minus one, which is {count - 1} here"
+    draft = begin(check, evidence, f"`{kind}` of {values}", why, label=f"{kind} of {values}")
     draft.because(f"`{kind}` was taken of {what}")
     sizes = {tensor.shape[0] for tensor in evidence.agent.batches.tensors() if tensor.dim()}
     if sizes == {1}:
