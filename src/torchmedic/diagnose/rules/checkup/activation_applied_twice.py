@@ -54,10 +54,8 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     draft = check.draft(evidence, "proven")
     draft.message = f"`{call.name}` is given the result of a {name}, and applies it a second time"
     draft.cause = f"the model returns probabilities where `{call.name}` takes scores"
-    draft.at(
-        evidence.of_node("cause", node, f"gives probabilities: the loss applies its own {name}"),
-        evidence.at("surfaced", call.sites, "takes scores"),
-    )
+    draft.at(evidence.of_node("cause", node, f"gives probabilities: the loss applies its own {name}"))
+    draft.at(evidence.at("surfaced", call.sites, "takes scores"))
     if name == "softmax":
         classes = call.shape[1]
         best = math.e / (math.e + classes - 1)

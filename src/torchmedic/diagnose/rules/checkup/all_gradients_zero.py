@@ -84,11 +84,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnos
     draft.message = "every gradient is exactly 0, so nothing can learn"
     draft.cause = f"the {name} {why}, and there is no other way from the loss to the weights"
     active = f"active for {size} of {size} values" if name == "clamp" else why
-    draft.at(
-        evidence.of_node("cause", gate, active),
-        *(evidence.of_node("origin", other, _KINDS[other.kind][1]) for other in shut if other is not gate),
-        evidence.backward_call(graph, "surfaced", "every gradient is 0"),
-    )
+    draft.at(evidence.of_node("cause", gate, active))
+    draft.at(*(evidence.of_node("origin", other, _KINDS[other.kind][1]) for other in shut if other is not gate))
+    draft.at(evidence.backward_call(graph, "surfaced", "every gradient is 0"))
     value = graph.roots[0].value if graph.roots else None
     draft.because(
         f"the loss is {value:.6g}, and not 0" if isinstance(value, float) else "",

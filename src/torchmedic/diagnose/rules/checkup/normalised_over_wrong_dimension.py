@@ -36,10 +36,8 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, 
     draft = check.draft(evidence, "proven")
     draft.message = f"`{name}` normalises over {over} instead of the classes"
     draft.cause = f"`{call.name}` takes dimension {classes} as the classes, and `{name}` was taken over dimension {dim}"
-    draft.at(
-        evidence.of_node("cause", node, f"adds up to 1 over {over}"),
-        evidence.at("surfaced", call.sites, "takes the classes in dimension 1"),
-    )
+    draft.at(evidence.of_node("cause", node, f"adds up to 1 over {over}"))
+    draft.at(evidence.at("surfaced", call.sites, "takes the classes in dimension 1"))
     draft.because(
         f"the scores have the shape {list(shape)}: {shape[classes]} classes, and {shape[dim]} values that `{name}` "
         "makes compete with each other",

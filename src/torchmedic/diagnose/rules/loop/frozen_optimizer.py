@@ -21,10 +21,8 @@ def check(evidence: LoopEvidence, incident: FrozenOptimizer) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"the weights do not change: all {count(incident.held, 'parameter')} of the optimizer are frozen"
     draft.cause = "requires_grad is off for every parameter that an optimizer holds, so that no update has a gradient"
-    draft.at(
-        evidence.at("cause", incident.cause, "requires_grad is False for all of them"),
-        evidence.at("surfaced", incident.update, "finds no gradient", "step"),
-    )
+    draft.at(evidence.at("cause", incident.cause, "requires_grad is False for all of them"))
+    draft.at(evidence.at("surfaced", incident.update, "finds no gradient", "step"))
     draft.because(
         f"{count(incident.updates, 'update')} had no gradient to apply",
         f"the loss reaches {count(incident.reached, 'parameter')} that no optimizer has "

@@ -22,10 +22,8 @@ def check(evidence: LoopEvidence, incident: GradientsClearedBeforeStep) -> Draft
     draft = check.draft(evidence, "proven")
     draft.message = f"the weights do not change: the gradients were cleared before each of {count(updates, 'update')}"
     draft.cause = "between backward and step the gradients are cleared, so that step has nothing to apply"
-    draft.at(
-        evidence.at("cause", incident.cause, "clears the gradients that backward has just computed", "zero_grad"),
-        evidence.at("surfaced", incident.backward, "the gradients come from here", "backward"),
-        evidence.at("surfaced", incident.update, "finds no gradient", "step"),
-    )
+    draft.at(evidence.at("cause", incident.cause, "clears the gradients that backward has just computed", "zero_grad"))
+    draft.at(evidence.at("surfaced", incident.backward, "the gradients come from here", "backward"))
+    draft.at(evidence.at("surfaced", incident.update, "finds no gradient", "step"))
     draft.because("so in every update that was seen, without exception")
     return draft.help("move it before backward, or after step", safety="changes-training")

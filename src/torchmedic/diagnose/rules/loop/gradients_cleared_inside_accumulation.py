@@ -26,11 +26,9 @@ def check(evidence: LoopEvidence, incident: GradientsClearedInsideAccumulation) 
     draft.cause = (
         f"each update follows {total} calls of backward, and the gradients of {lost} of them were cleared before it"
     )
-    draft.at(
-        evidence.at("cause", incident.cause, "clears the gradients of the earlier micro-batches", "zero_grad"),
-        evidence.at("surfaced", incident.backward, f"called {total} times per update", "backward"),
-        evidence.at("surfaced", incident.update, "uses what is left", "step"),
-    )
+    draft.at(evidence.at("cause", incident.cause, "clears the gradients of the earlier micro-batches", "zero_grad"))
+    draft.at(evidence.at("surfaced", incident.backward, f"called {total} times per update", "backward"))
+    draft.at(evidence.at("surfaced", incident.update, "uses what is left", "step"))
     ratio = evidence.habits.lost_ratio(incident.optimizer)
     if ratio is not None:
         used, whole = ratio

@@ -26,15 +26,11 @@ def check(evidence: LoopEvidence, incident: LeafMadeAnew) -> Draft | None:
     if incident.built is None:
         draft.at(evidence.at("cause", incident.cause, "no loss is computed from these tensors"))
     else:
-        draft.at(
-            evidence.at("cause", incident.cause, "a new tensor in each step: the graph begins here"),
-            evidence.at("origin", incident.built, "has other tensors"),
-        )
+        draft.at(evidence.at("cause", incident.cause, "a new tensor in each step: the graph begins here"))
+        draft.at(evidence.at("origin", incident.built, "has other tensors"))
     draft.at(evidence.at("surfaced", incident.update, "finds no gradient", "step"))
-    draft.because(
-        f"{count(incident.updates, 'update')} had no gradient to apply",
-        "no tensor that a loss was computed from was in the optimizer, or was there in an earlier step",
-    )
+    draft.because(f"{count(incident.updates, 'update')} had no gradient to apply")
+    draft.because("no tensor that a loss was computed from was in the optimizer, or was there in an earlier step")
     return draft.help(
         "compute the loss from the tensors of the optimizer, without `item()`, `numpy()` or a new tensor in between",
         safety="changes-training",

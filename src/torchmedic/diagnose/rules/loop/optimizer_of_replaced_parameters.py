@@ -37,10 +37,8 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Draft:
     draft = check.draft(evidence, "proven")
     draft.message = f"{names} are not trained: the optimizer still holds the parameters that they replaced"
     draft.cause = "the optimizer was built before these parameters took the place of others"
-    draft.at(
-        evidence.at("cause", incident.cause, "takes the parameters that the model has at this moment"),
-        _assigned(evidence, incident.names, "the parameters are replaced here"),
-    )
+    draft.at(evidence.at("cause", incident.cause, "takes the parameters that the model has at this moment"))
+    draft.at(_assigned(evidence, incident.names, "the parameters are replaced here"))
     draft.because(
         f"the loss reaches {names} ({count(incident.elements, 'weight')}), which are in no optimizer and do not change",
         f"the optimizer holds {count(len(incident.old), 'tensor')} that no model uses and that never get a gradient, "

@@ -25,10 +25,8 @@ def check(evidence: LoopEvidence, incident: ScheduleBeforeUpdate) -> Draft | Non
     draft.cause = (
         f"the schedule begins with {number(incident.first)}, but the first update used {number(incident.used)}"
     )
-    draft.at(
-        evidence.at("cause", incident.cause, "moves on, although this rate has not been used yet", "step"),
-        evidence.at("surfaced", incident.update, "the update comes afterwards", "step"),
-    )
+    draft.at(evidence.at("cause", incident.cause, "moves on, although this rate has not been used yet", "step"))
+    draft.at(evidence.at("surfaced", incident.update, "the update comes afterwards", "step"))
     draft.because("the same in every iteration: first the schedule, then the update")
     draft.help("call it after the update", safety="changes-training")
     return draft.rated("warning")

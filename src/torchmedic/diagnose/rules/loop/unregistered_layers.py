@@ -33,10 +33,8 @@ def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Draft | None:
     draft.cause = (
         f"`{path}` is a plain {kind}, so `parameters()` does not list what is in it, and no optimizer has got it"
     )
-    draft.at(
-        _assigned(evidence, incident, f"a plain {kind} of {incident.layers} does not register them"),
-        evidence.at("surfaced", incident.cause, "leaves them as they are", "step"),
-    )
+    draft.at(_assigned(evidence, incident, f"a plain {kind} of {incident.layers} does not register them"))
+    draft.at(evidence.at("surfaced", incident.cause, "leaves them as they are", "step"))
     draft.because(
         f"the loss reaches {count(incident.tensors, 'tensor')} there, which no update has changed; all other "
         "parameters that it reaches are in an optimizer",

@@ -25,10 +25,8 @@ def check(evidence: LoopEvidence, incident: ValidationInTrainMode) -> Draft | No
         ": batch normalisation learns from the validation data" if norms else ": dropout is active"
     )
     draft.cause = "batches of another dataset go through the model without gradients, while it is in training mode"
-    draft.at(
-        evidence.at("cause", incident.cause, "the model is in training mode here"),
-        evidence.at("surfaced", incident.data, "data that is not trained on"),
-    )
+    draft.at(evidence.at("cause", incident.cause, "the model is in training mode here"))
+    draft.at(evidence.at("surfaced", incident.data, "data that is not trained on"))
     if norms:
         draft.because(
             f"{count(len(norms), 'layer')} of batch normalisation: {listed([f'`{name}`' for name in norms], 3)}"

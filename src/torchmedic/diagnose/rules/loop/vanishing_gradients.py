@@ -25,10 +25,8 @@ def check(evidence: LoopEvidence, incident: VanishingGradients) -> Draft | None:
     draft.message = f"the gradients vanish: the first {incident.still} layers do not learn"
     draft.cause = f"from the last layer to the first the largest gradient falls from {last:.1e} to {first:.1e}"
     name = f"`{incident.names[0]}` " if incident.names else ""
-    draft.at(
-        evidence.at("cause", incident.cause, f"{name}does not change"),
-        evidence.at("surfaced", incident.update, "changes the last layers only", "step"),
-    )
+    draft.at(evidence.at("cause", incident.cause, f"{name}does not change"))
+    draft.at(evidence.at("surfaced", incident.update, "changes the last layers only", "step"))
     turns = len(incident.gradients) - 1
     draft.because(
         f"the sampled weights of the first {incident.still} layers are bit for bit what they were "

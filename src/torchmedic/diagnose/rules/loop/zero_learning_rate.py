@@ -23,10 +23,8 @@ def check(evidence: LoopEvidence, incident: ZeroLearningRate) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"the weights do not change: the learning rate was exactly 0 in all of {updates}"
     draft.cause = "every group of the optimizer has a learning rate of 0"
-    draft.at(
-        evidence.at("cause", incident.cause, "this optimizer has a rate of 0"),
-        evidence.at("surfaced", incident.update, "changes nothing", "step"),
-    )
+    draft.at(evidence.at("cause", incident.cause, "this optimizer has a rate of 0"))
+    draft.at(evidence.at("surfaced", incident.update, "changes nothing", "step"))
     if incident.scheduled:
         draft.because(f"its schedule has moved {incident.scheduled} times and the rate is still 0")
     draft.help("give it a learning rate above 0", safety="changes-training")

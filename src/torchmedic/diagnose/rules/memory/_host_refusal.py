@@ -99,10 +99,8 @@ class HostRefusal:
         """The line that holds most first, then where it was refused."""
         worker, loading = self.evidence.incident.worker, loading_of(self.evidence)
         if worker is not None and loading is not None:
-            draft.at(
-                loading.at_user_frame("cause", "refused here"),
-                loading.at_loop("surfaced", "the batch was requested here"),
-            )
+            draft.at(loading.at_user_frame("cause", "refused here"))
+            draft.at(loading.at_loop("surfaced", "the batch was requested here"))
             draft.because(loading.process)
         elif (made := self._unfinished) is not None:
             draft.at(made.frame.location("cause", "everything that is made here stays in memory until the loop ends"))

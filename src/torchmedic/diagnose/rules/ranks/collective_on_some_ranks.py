@@ -46,10 +46,8 @@ def check(job: Job) -> Draft | None:
     draft = check.draft(job, "proven" if certain else "likely")
     draft.message = f"{who} called {words(call)}, which {others} did not call"
     draft.cause = f"{words(call)} at {place(call)} must be called by all ranks of its group{instead}"
-    draft.at(
-        at_branch(call, expected or difference.before, "cause", f"only {who} came here"),
-        at_call(call, "origin", f"{who}: {words(call)}"),
-    )
+    draft.at(at_branch(call, expected or difference.before, "cause", f"only {who} came here"))
+    draft.at(at_call(call, "origin", f"{who}: {words(call)}"))
     draft.at(at_call(expected, "surfaced", f"{others}: {words(expected)}" if expected is not None else ""))
     show(draft, job, difference)
     branch = deciding_branch(call, expected or difference.before)

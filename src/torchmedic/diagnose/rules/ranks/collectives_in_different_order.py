@@ -35,10 +35,8 @@ def check(job: Job) -> Draft | None:
     if shared is not None:
         draft.at(line_location("cause", shared.file, shared.line, "this loop calls other functions first on each rank"))
     own, theirs = _parting(call, expected)
-    draft.at(
-        line_location("cause" if shared is None else "origin", own.file, own.line, f"{who}: {words(call)} first"),
-        line_location("origin", theirs.file, theirs.line, f"{others}: {words(expected)} first"),
-    )
+    draft.at(line_location("cause" if shared is None else "origin", own.file, own.line, f"{who}: {words(call)} first"))
+    draft.at(line_location("origin", theirs.file, theirs.line, f"{others}: {words(expected)} first"))
     show(draft, job, difference)
     return draft.help("make the two calls in the same order on all ranks")
 

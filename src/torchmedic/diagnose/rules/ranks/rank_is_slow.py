@@ -33,10 +33,8 @@ def check(job: JobFacts) -> Draft | None:
         f"rank {found.rank} came last to {found.late} of {found.meetings} meetings; the others waited "
         f"{duration(found.wait)} of the {duration(found.step)} of a step",
     ).about(found.rank)
-    draft.at(
-        at_call(found.call, "cause", f"rank {found.rank} comes late to this call"),
-        at_call(found.before, "origin", "it is late since this call, which all ranks leave together"),
-    )
+    draft.at(at_call(found.call, "cause", f"rank {found.rank} comes late to this call"))
+    draft.at(at_call(found.before, "origin", "it is late since this call, which all ranks leave together"))
     draft.because(f"the meetings that were compared: {words(found.call)}, the first collective of a step")
     draft.because(f"in total the others waited {duration(found.wait * found.meetings)}")
     draft.help(f"look at what rank {found.rank} does between these lines: its data, its extra work, its processor")

@@ -32,10 +32,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft.message = f"`{given.loss}` was given {rows} rows of scores and {labels} labels"
     draft.cause = f"its input is {shape(given.input)} and its target {shape(given.target)}: the first sizes differ"
     draft.at(*evidence.at_user_line("cause", f"{rows} rows meet {labels} labels"))
-    draft.at(
-        made_here(evidence, given.input, f"becomes {shape(given.input)}"),
-        made_here(evidence, given.target, f"becomes {shape(given.target)}"),
-    )
+    draft.at(made_here(evidence, given.input, f"becomes {shape(given.input)}"))
+    draft.at(made_here(evidence, given.target, f"becomes {shape(given.target)}"))
     batch = next((int(tensor.shape[0]) for tensor in evidence.incident.batch if tensor.dim()), None)
     if batch is not None and batch in (rows, labels):
         odd = "the target" if batch == rows else "the input of the loss"

@@ -36,10 +36,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     )
     draft.cause = f"dimension {min(len(scores) - 1, 1)} of the scores, with {classes}, is read as the classes"
     draft.at(*evidence.at_user_line("cause", f"target {shape(given.target)}, not {given.expected_target}"))
-    draft.at(
-        made_here(evidence, given.target, f"becomes {shape(given.target)}"),
-        made_here(evidence, given.input, f"becomes {scores}"),
-    )
+    draft.at(made_here(evidence, given.target, f"becomes {shape(given.target)}"))
+    draft.at(made_here(evidence, given.input, f"becomes {scores}"))
     if len(scores) > 2 and labels == scores[:-1]:
         draft.because(f"the target fits scores whose classes stand last: {scores[-1]} classes, not {classes}")
         order = [0, len(scores) - 1, *range(1, len(scores) - 1)]
