@@ -108,9 +108,10 @@ class Draft:
                 self._locations.append(location)
         return self
 
-    def about(self, rank: int) -> Draft:
-        """Name the rank that is meant, where the evidence covers several."""
-        self._rank = rank
+    def about(self, rank: int | None = None, *, step: int | None = None) -> Draft:
+        """Name the rank or the step that is meant, where the evidence covers several."""
+        self._rank = self._rank if rank is None else rank
+        self._step = self._step if step is None else step
         return self
 
     def rated(self, severity: Severity) -> Draft:

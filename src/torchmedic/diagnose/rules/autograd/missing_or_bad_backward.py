@@ -32,18 +32,18 @@ from torchmedic.evidence.custom_functions import (
     returns_in_replay,
 )
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 
 
 @rule("TM112", "missing-or-bad-backward")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     kind = _function(evidence)
     draft = None
     for find in (_missing, _saved, _uncallable, _not_a_tensor):
         draft = draft or find(evidence, kind)
-    return draft.done() if draft is not None else None
+    return draft
 
 
 def _function(evidence: RaisedEvidence) -> type | None:

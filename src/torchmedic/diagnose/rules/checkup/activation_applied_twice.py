@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import activation_of
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
-from torchmedic.records import Diagnosis
 
 _NAMES = {"SoftmaxBackward": "softmax", "SigmoidBackward": "sigmoid"}
 
 
 @rule("TM633", "activation-applied-twice")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         for call in graph.losses():
             node = activation_of(graph, call)
@@ -49,7 +48,7 @@ def _is_doubled(call: LossCall, node: Node) -> bool:
     return dim == len(node.shape) - 1 and node.shape[dim] == classes and classes > 1
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Draft:
     name = _NAMES[node.kind]
     draft = check.draft(evidence, "proven")
     draft.message = f"`{call.name}` is given the result of a {name}, and applies it a second time"
@@ -66,4 +65,4 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     else:
         draft.because("the second sigmoid gives values from 0.50 to 0.73, so the loss cannot come near 0")
     draft.help(f"take the {name} out of the model, and apply it only where probabilities are shown")
-    return draft.done(step=graph.step, severity="warning")
+    return draft.about(step=graph.step).rated("warning")

@@ -13,10 +13,9 @@ initialisation; a smooth function (`softplus` for a clamp or ReLU at 0); a strai
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
-from torchmedic.records import Diagnosis
 
 _MIN_LOOKS_IN_LOOP = 2  # looks at a line inside of a loop
 _KINDS = {
@@ -36,7 +35,7 @@ _KINDS = {
 
 
 @rule("TM635", "all-gradients-zero")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         seen = evidence.of_line(graph)
         if evidence.optimized and not evidence.is_enough(len(seen), _MIN_LOOKS_IN_LOOP):
@@ -74,7 +73,7 @@ def _products(graph: LossGraph, shut: list[Node]) -> list[Node]:
     return [node for node in graph.nodes if node.kind == "MulBackward" and not numbers.isdisjoint(node.behind)]
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Draft:
     gate = max(shut, key=lambda node: node.sequence)
     name, why = _KINDS[gate.kind]
     size = 1
@@ -95,4 +94,4 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Diagnos
         else "",
     )
     draft.help("bring the values into the range in which the operation has a gradient, or use a smooth function")
-    return draft.done(step=graph.step)
+    return draft.about(step=graph.step)

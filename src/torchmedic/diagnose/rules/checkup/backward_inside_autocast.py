@@ -10,13 +10,12 @@ Cure: end the block after the loss.
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.records import Diagnosis
 
 
 @rule("TM640", "backward-inside-autocast")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         if graph.autocast:
             draft = check.draft(evidence, "proven")
@@ -24,5 +23,5 @@ def check(evidence: CheckUp) -> Diagnosis | None:
             draft.cause = f"autocast of `{graph.autocast}` was on when backward was called"
             draft.at(evidence.backward_call(graph, "cause", "autocast is on here, which torch advises against"))
             draft.help("end the `with torch.autocast(...)` block before backward")
-            return draft.done(step=graph.step, severity="note")
+            return draft.about(step=graph.step).rated("note")
     return None

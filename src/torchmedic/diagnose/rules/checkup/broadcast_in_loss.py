@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
-from torchmedic.records import Diagnosis
 
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _ACTIVATIONS = ("SigmoidBackward", "TanhBackward", "ReluBackward", "ExpBackward", "SoftplusBackward")
@@ -27,7 +26,7 @@ _RESHAPING = ("UnsqueezeBackward", "ViewBackward", "ReshapeAliasBackward", "Expa
 
 
 @rule("TM632", "broadcast-in-loss")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         for call in graph.losses():
             if call.name in _LOSSES and _makes_pairs(call.shape, call.target_shape):
@@ -72,7 +71,7 @@ def _differs(graph: LossGraph, node: Node) -> tuple[Shape, Shape] | None:
 
 def _diagnosis(
     evidence: CheckUp, graph: LossGraph, sites: tuple[Site, ...], first: Shape, second: Shape, what: str
-) -> Diagnosis:
+) -> Draft:
     size = max(*first, *second)
     table = math.prod(first) * size
     draft = check.draft(evidence, "proven")
@@ -85,4 +84,4 @@ def _diagnosis(
     column = "prediction" if len(first) > len(second) else "target"
     row = "target" if column == "prediction" else "prediction"
     draft.help(f"give both the same shape: `.squeeze(-1)` on the {column}, or `.unsqueeze(-1)` on the {row}")
-    return draft.done(step=graph.step)
+    return draft.about(step=graph.step)

@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import math
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.checkup.all_gradients_zero import shut_gates
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
-from torchmedic.records import Diagnosis
 
 _MIN_STEPS = 3
 _MIN_UNITS = 4  # a single gate may well be shut
 
 
 @rule("TM636", "dead-relu-layer")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         seen = evidence.of_line(graph)
         if not evidence.is_enough(len(seen), _MIN_STEPS) or any(shut_gates(other) for other in seen):
@@ -55,7 +54,7 @@ def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
     return {place: node for place, node in found.items() if place not in open_at}
 
 
-def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Draft:
     shape = list(node.shape or ())
     draft = check.draft(evidence, "proven")
     draft.message = "a ReLU layer is dead: it gives 0 for every unit and every sample"
@@ -64,4 +63,4 @@ def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Diagnosi
     steps = ", ".join(str(graph.step) for graph in seen)
     draft.because(f"so in each of the steps that were looked at: {steps}")
     draft.help("check the bias and the scale of the layer before it, or use `leaky_relu` or `gelu`")
-    return draft.done(step=seen[-1].step, severity="warning")
+    return draft.about(step=seen[-1].step).rated("warning")

@@ -11,18 +11,17 @@ Cure: scale the data to about -1 to 1, or subtract the mean and divide by the st
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import is_too_high
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
-from torchmedic.records import Diagnosis
 
 _MIN_UNSCALED_VALUE = 50.0  # of data that was not scaled
 
 
 @rule("TM639", "first-loss-too-high")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         first = _fed_with_large_data(graph) if is_too_high(graph) else None
         if first is not None:
@@ -30,7 +29,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
     return None
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Draft:
     loss = graph.nodes[graph.roots[0].node or 0]
     value, expected = graph.roots[0].value, graph.untrained
     draft = check.draft(evidence, "proven")
@@ -40,7 +39,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Diagnosis:
     draft.at(evidence.at("cause", _called(first, loss), label), evidence.of_node("surfaced", loss, "this loss"))
     draft.because(f"{label}, in step 0")
     draft.help("scale the data to about -1 to 1", safety="changes-training")
-    return draft.done(step=graph.step, severity="warning")
+    return draft.about(step=graph.step).rated("warning")
 
 
 def _called(first: Node, loss: Node) -> tuple[Site, ...]:

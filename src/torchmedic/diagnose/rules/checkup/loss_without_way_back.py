@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 
 
 @rule("TM630", "loss-without-way-back")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         if evidence.optimized and _is_made_by_hand(graph, evidence):
             return _diagnosis(graph, evidence)
@@ -38,7 +38,7 @@ def _is_made_by_hand(graph: LossGraph, evidence: CheckUp) -> bool:
     )
 
 
-def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Diagnosis:
+def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Draft:
     found, forced = _made_at(graph, evidence)
     how = "told to require a gradient" if forced else "made from numbers"
     draft = check.draft(evidence, "proven")
@@ -50,7 +50,7 @@ def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Diagnosis:
         draft.help("remove `requires_grad_()`: the error that torch raises then leads to what cut the graph")
     else:
         draft.help("call backward on the tensor that the loss function returned; use `item()` only for what is shown")
-    return draft.done(step=graph.step)
+    return draft.about(step=graph.step)
 
 
 def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:

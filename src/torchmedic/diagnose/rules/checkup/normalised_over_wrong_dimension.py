@@ -12,23 +12,22 @@ Cure: normalise over the classes: `dim=1`, or `dim=-1` for a tensor of shape (ba
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import wrongly_normalised
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
-from torchmedic.records import Diagnosis
 
 
 @rule("TM644", "normalised-over-wrong-dimension")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         for call, node, classes in wrongly_normalised(graph):
             return _diagnosis(evidence, graph, call, node, classes)
     return None
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, classes: int) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, classes: int) -> Draft:
     shape = node.shape or ()
     dim = (node.dim or 0) % len(shape)
     name = "softmax" if node.kind == "SoftmaxBackward" else "log_softmax"
@@ -46,4 +45,4 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, 
         draft.help(f"write `dim={classes}`, the dimension of the classes", safety="changes-training")
     else:
         draft.help(f"give `{call.name}` the scores without `{name}`", safety="changes-training")
-    return draft.done(step=graph.step, severity="warning")
+    return draft.about(step=graph.step).rated("warning")

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import nodes_in, syntax_tree
 
@@ -21,7 +20,7 @@ _NEW = {"autocast": 'torch.autocast("cuda")', "GradScaler": 'torch.amp.GradScale
 
 
 @rule("TM641", "outdated-amp-names")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         found = _used(graph.key[0]) if graph.is_outdated else None
         if found is None:
@@ -32,7 +31,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         draft.cause = "it still works, and warns"
         draft.at(node_location("cause", graph.key[0], node, "the old name"))
         draft.help(f"use {_NEW[name]}")
-        return draft.done(step=graph.step, severity="note")
+        return draft.about(step=graph.step).rated("note")
     return None
 
 

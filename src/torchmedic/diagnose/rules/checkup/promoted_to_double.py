@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_facts import promotions, share_in_double
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import by_span
 from torchmedic.source.syntax import syntax_tree
 
@@ -33,7 +32,7 @@ _MIN_VALUES_NOTED = 1 << 12  # and below that not even noted
 
 
 @rule("TM638", "promoted-to-double")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         nodes = [node for node in promotions(graph) if node.birth is not None and node.birth.sites]
         if nodes and share_in_double(graph.nodes)[0] >= _MIN_VALUES_NOTED:
@@ -41,7 +40,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
     return None
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Draft:
     assert node.birth is not None
     doubled, values = share_in_double(graph.nodes)
     share = doubled / max(values, 1)
@@ -55,7 +54,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, node: Node) -> Diagnosis:
     fix = f"`{name}.float()`" if name else "`.float()`"
     draft.help(f"{fix}, best where the data is made", safety="changes-training")
     is_felt = share >= _MIN_SHARE_OF_VALUES and doubled >= _MIN_VALUES_FELT
-    return draft.done(step=graph.step, severity="warning" if is_felt else "note")
+    return draft.about(step=graph.step).rated("warning" if is_felt else "note")
 
 
 def _name_of_double(evidence: CheckUp, site: Site) -> str:

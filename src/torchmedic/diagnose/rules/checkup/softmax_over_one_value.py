@@ -22,7 +22,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import softmaxes_of_one
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 
 # A view of the same values, which a layer makes of its own result.
@@ -40,7 +40,7 @@ class Single(NamedTuple):
 
 
 @rule("TM643", "softmax-over-one-value")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         of_one = softmaxes_of_one(graph)
         single = [found for node in of_one if (found := _single(graph, node)) is not None]
@@ -149,7 +149,7 @@ def _is_written_as_one(built: Location | None) -> bool:
     return False
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, found: Single, *, is_all: bool) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, graph: LossGraph, found: Single, *, is_all: bool) -> Draft:
     softmax = found.softmax
     call = softmax.birth.loss if softmax.birth is not None else None
     name = call.name if call is not None else "softmax" if softmax.kind == "SoftmaxBackward" else "log_softmax"
@@ -173,7 +173,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, found: Single, *, is_all: bo
         draft.help("give the layer one output per class, or use `binary_cross_entropy_with_logits` for one output")
     else:
         draft.help("normalise over the dimension that holds the alternatives, or use a sigmoid for a single score")
-    return draft.done(step=graph.step, severity="warning")
+    return draft.about(step=graph.step).rated("warning")
 
 
 def _constant(softmax: Node) -> str:

@@ -12,11 +12,10 @@ Cure: end the model with the linear layer. Or scale the targets to the range of 
 
 from __future__ import annotations
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
-from torchmedic.records import Diagnosis
 
 _MIN_SHARE_OF_TARGETS = 0.1  # of the targets: a few that lie outside may be noise
 _ENDS = {
@@ -28,7 +27,7 @@ _ENDS = {
 
 
 @rule("TM634", "target-out-of-reach")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         for call in graph.losses():
             node = graph.value_of(graph.made(call.sequence))
@@ -38,7 +37,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
     return None
 
 
-def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Draft:
     count, size = graph.outside[id(call)]
     name, limit = _ENDS[node.kind]
     scores = call.name == "binary_cross_entropy_with_logits"
@@ -50,4 +49,4 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     draft.at(evidence.at("surfaced", call.sites, f"{count} of {size} targets lie beyond"))
     draft.because(f"counted in the batch of step {graph.step}")
     draft.help(f"remove the {name} at the end of the model" + ("" if scores else ", or scale the targets"))
-    return draft.done(step=graph.step, severity="warning")
+    return draft.about(step=graph.step).rated("warning")

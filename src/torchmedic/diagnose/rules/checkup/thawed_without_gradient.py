@@ -14,11 +14,10 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.records import Diagnosis
 
 
 @rule("TM642", "thawed-without-gradient")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     unreached = evidence.unreached
     if unreached is None or not unreached.thawed or unreached.cuts.cuts:
         return None
@@ -36,7 +35,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         return None  # not used yet, perhaps
     draft.at(evidence.at("cause", without[0].sites, "is called with gradients switched off"))
     draft.help("call it with gradients once it is to be trained, or leave it out of the optimizer")
-    return draft.done(step=unreached.steps, severity="warning")
+    return draft.about(step=unreached.steps).rated("warning")
 
 
 def _draft(evidence: CheckUp, lost: list[torch.Tensor]) -> Draft:

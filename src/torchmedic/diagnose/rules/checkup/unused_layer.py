@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
-from torchmedic.records import Diagnosis, Location
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.origins import attribute_assignments
@@ -35,7 +35,7 @@ _INDIRECT = frozenset(
 
 
 @rule("TM637", "unused-layer")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Draft | None:
     unreached = evidence.unreached
     if unreached is None or not unreached.cuts.done:
         return None
@@ -125,7 +125,7 @@ def _is_named(attribute: str, beside: str) -> bool:
     return False
 
 
-def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: str) -> Diagnosis:
+def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: str) -> Draft:
     steps = evidence.unreached.steps if evidence.unreached is not None else 0
     name = evidence.name_of(tensor)
     layer = f"`{name.rpartition('.')[0] or name}`"
@@ -135,4 +135,4 @@ def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: st
     draft.at(place)
     draft.because(f"no gradient in {steps} steps: `{name}`")
     draft.help("use its result, or remove the layer")
-    return draft.done(step=steps, severity="warning")
+    return draft.about(step=steps).rated("warning")

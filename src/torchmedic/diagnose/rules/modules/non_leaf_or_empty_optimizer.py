@@ -23,7 +23,6 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
 from torchmedic.source.lookup.layers import roots
@@ -32,20 +31,19 @@ from torchmedic.source.syntax import nodes_in
 
 
 @rule("TM176", "non-leaf-or-empty-optimizer")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     optimizer = next(
         (found for frame in evidence.library_frames if (found := _optimizer(frame.variables)) is not None), None
     )
     if optimizer is None or not evidence.kinds & {"ValueError", "TypeError", "RuntimeError"}:
         return None
-    draft = (
+    return (
         _empty(evidence, optimizer)
         or _computed(evidence, optimizer)
         or _wrong_kind(evidence, optimizer)
         or _twice(evidence, optimizer)
         or _sparse(evidence, optimizer)
     )
-    return draft.done() if draft is not None else None
 
 
 def _optimizer(variables: dict[str, Any]) -> torch.optim.Optimizer | None:

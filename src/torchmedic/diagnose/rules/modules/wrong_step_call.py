@@ -16,12 +16,11 @@ from torch.optim import lr_scheduler
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.failing_call import raising_call
 
 
 @rule("TM179", "wrong-step-call")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     owner = _stepped(evidence)
     draft: Draft | None = None
     if isinstance(owner, torch.optim.LBFGS) and "TypeError" in evidence.kinds and evidence.says("closure"):
@@ -47,7 +46,7 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
                 f"it has made {planned} of {planned} steps",
             )
             draft.help("plan `total_steps` as epochs x batches per epoch, and step once per batch")
-    return draft.done() if draft is not None else None
+    return draft
 
 
 def _stepped(evidence: RaisedEvidence) -> object:

@@ -15,14 +15,13 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, left_loop, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import Collective, Difference, Job
 from torchmedic.source.branches import Loop, assignments_of, flags_of_loop
 from torchmedic.source.user_code import is_library_file
 
 
 @rule("TM704", "rank-left-the-loop")
-def check(job: Job) -> Diagnosis | None:
+def check(job: Job) -> Draft | None:
     difference = job.difference
     if difference is None or difference.expected is None or difference.kind == "content":
         return None
@@ -42,14 +41,14 @@ def check(job: Job) -> Diagnosis | None:
     line = leaves.line if leaves is not None else loop.line
     draft.at(line_location("cause", file, line, f"{who} left the loop here"))
     _show(draft, job, difference)
-    return draft.help(_DECIDE if leaves is not None else _EQUAL_SHARES).done()
+    return draft.help(_DECIDE if leaves is not None else _EQUAL_SHARES)
 
 
 _DECIDE = "decide together: all_reduce a flag, and let all ranks leave the loop in the same turn"
 _EQUAL_SHARES = "give every rank the same number of batches, or wrap the loop in `Join([model])`"
 
 
-def _left_trainer(job: Job, difference: Difference, expected: Collective, file: str, loop: Loop) -> Diagnosis:
+def _left_trainer(job: Job, difference: Difference, expected: Collective, file: str, loop: Loop) -> Draft:
     """The loop is that of a library: what ends it early is a flag that the user's code sets, or fewer batches."""
     who, others = ranks(difference.culprits), ranks(difference.others)
     logs = [state.log for state in job.ranks if state.log is not None]
@@ -70,7 +69,7 @@ def _left_trainer(job: Job, difference: Difference, expected: Collective, file: 
     elif called is not None:
         draft.at(line_location("cause", called.file, called.line, f"{who} left the loop in this call"))
     _show(draft, job, difference)
-    return draft.help(_DECIDE if stops else _EQUAL_SHARES).done()
+    return draft.help(_DECIDE if stops else _EQUAL_SHARES)
 
 
 def _what(expected: Collective) -> str:

@@ -16,7 +16,6 @@ import re
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis
 
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _UNREACHABLE = re.compile(r"while trying to connect to \(([^,()]+), (\d+)\)")
@@ -25,7 +24,7 @@ _WAITED = re.compile(r"[Tt]imed out after (\d+) seconds|timeout after (\d+) ?ms|
 
 
 @rule("TM711", "ranks-did-not-meet")
-def check(evidence: RaisedEvidence) -> Diagnosis | None:
+def check(evidence: RaisedEvidence) -> Draft | None:
     joining = evidence.inside("init_process_group")
     waited = _WAITED.search(evidence.message)
     if joining is None or waited is None:
@@ -53,10 +52,10 @@ def check(evidence: RaisedEvidence) -> Diagnosis | None:
         draft.cause = f"rank {evidence.rank} waited for it in vain"
         draft.because(f"world size {world}" if (world := joining.variables.get("world_size", -1)) > 0 else "")
         draft.help("check that as many processes were started as the world size says")
-    return _placed(draft, evidence).done()
+    return _placed(draft, evidence)
 
 
-def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) -> Diagnosis:
+def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) -> Draft:
     """Rank 0 counts who has come. It counts itself."""
     missing = "rank 1" if world == 2 else "every other rank" if joined == 1 else f"{world - joined} of them"
     draft = check.draft(evidence, "proven")
@@ -66,7 +65,7 @@ def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) 
         f"start {world} processes with the same `MASTER_ADDR`, `MASTER_PORT` and world size; the output of the missing "
         "ranks tells why they ended"
     )
-    return _placed(draft, evidence).done()
+    return _placed(draft, evidence)
 
 
 def _placed(draft: Draft, evidence: RaisedEvidence) -> Draft:
