@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torchmedic.fit.allocator import Allocator, Block, OutOfMemory
 from torchmedic.fit.cards import Card
-from torchmedic.records.fit import KINDS, NOWHERE, Line, Need, Row, Trace
+from torchmedic.records.fit import KINDS, NOWHERE, Batch, Line, Need, Plan, Prediction, Row, Trace
 
 _MAX_LINES = 8  # lines of source that the table names
 _BY_LINE = ("activations",)  # kinds that the table splits by line
@@ -118,3 +118,23 @@ def _shortened(rows: list[Row]) -> list[Row]:
                 Row(f"{kind}, other lines", sum(row.nbytes for row in others), count=sum(row.count for row in others))
             )
     return found
+
+
+def prediction_of(
+    trace: Trace, card: Card, *, limited: bool, batch: Batch | None = None, plans: tuple[Plan, ...] = ()
+) -> Prediction:
+    """The answer for a course of memory. `limited` is that the card was asked for."""
+    need = need_of(trace, card)
+    peak = peak_of(trace, need)
+    return Prediction(
+        card=card.name if limited else "",
+        memory=card.memory if limited else None,
+        need=need,
+        phase=peak.phase,
+        line=peak.line,
+        rows=peak.rows,
+        seconds=trace.seconds,
+        batch=batch or Batch(),
+        plans=plans,
+        notes=tuple(trace.notes),
+    )

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from torchmedic.errors import TorchmedicError
-from torchmedic.fit.analysis import need_of, peak_of
-from torchmedic.fit.cards import DEFAULT, Card, card_with, find_card, parse_size, size_text
+from torchmedic.fit.analysis import prediction_of
+from torchmedic.fit.cards import chosen_card, parse_size, size_text
 from torchmedic.fit.changes import Change
 from torchmedic.fit.fake_device import DEVICE
 from torchmedic.fit.machine import Machine
@@ -42,7 +42,7 @@ def predict(
     Raises:
         TorchmedicError: The step could not be followed.
     """
-    card = _card(memory, device_name)
+    card, limited = chosen_card(device_name, parse_size(memory) if isinstance(memory, str) else memory)
 
     def twice(machine: Machine) -> None:
         with _on_device(_reachable(step), machine):
@@ -52,19 +52,7 @@ def predict(
     trace = followed(twice, card, Change(), seconds, adopt=True)
     if trace.error:
         raise TorchmedicError(f"cannot follow the step: {trace.error}")
-    need = need_of(trace, card)
-    peak = peak_of(trace, need)
-    limited = bool(memory or device_name)
-    return Prediction(
-        card=card.name if limited else "",
-        memory=card.memory if limited else None,
-        need=need,
-        phase=peak.phase,
-        line=peak.line,
-        rows=peak.rows,
-        seconds=trace.seconds,
-        notes=tuple(trace.notes),
-    )
+    return prediction_of(trace, card, limited=limited)
 
 
 def assert_fits(
@@ -92,14 +80,6 @@ def assert_fits(
 
 def _at(line: Any) -> str:
     return f"at {line.file}:{line.line}" if line.file else ""
-
-
-def _card(memory: str | int | None, name: str) -> Card:
-    size = parse_size(memory) if isinstance(memory, str) else memory
-    if name:
-        card = find_card(name)
-        return card if size is None else card._replace(memory=size)
-    return card_with(size) if size is not None else DEFAULT._replace(memory=1 << 60)
 
 
 def _reachable(step: Any) -> list[Any]:

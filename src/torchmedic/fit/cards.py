@@ -14,6 +14,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B?)")
 
 # What PyTorch gives to cuBLAS for each thread that multiplies matrices, in bytes. The default of cuBLAS is
 # `:4096:2:16:8` (KiB times count, twice); PyTorch asks for 32 MiB on Hopper.
+_UNLIMITED = 1 << 60  # bytes
 _CUBLAS_DEFAULT = (4096 * 2 + 16 * 8) << 10
 _CUBLAS_HOPPER = 32 * MIB
 
@@ -128,9 +129,14 @@ def find_card(name: str) -> Card:
     raise UsageError(f"{why}: {name!r} (one of {known}; or give --memory)")
 
 
-def card_with(memory: int) -> Card:
-    """A card of so much memory. Its speed is that of the default card."""
-    return DEFAULT._replace(name=f"a card with {size_text(memory)}", memory=memory)
+def chosen_card(name: str, memory: int | None) -> tuple[Card, bool]:
+    """The card of a name or with some memory, else the default card without a limit; and whether it has a limit."""
+    if name:
+        card = find_card(name)
+        return (card if memory is None else card._replace(memory=memory)), True
+    if memory is not None:
+        return DEFAULT._replace(name=f"a card with {size_text(memory)}", memory=memory), True
+    return DEFAULT._replace(memory=_UNLIMITED), False
 
 
 def _plain(name: str) -> str:

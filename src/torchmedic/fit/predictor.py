@@ -6,13 +6,11 @@ from pathlib import Path
 
 from torchmedic.errors import TorchmedicError
 from torchmedic.fit import batches, plans
-from torchmedic.fit.analysis import need_of, peak_of
-from torchmedic.fit.cards import DEFAULT, Card, card_with, find_card
+from torchmedic.fit.analysis import prediction_of
+from torchmedic.fit.cards import chosen_card
 from torchmedic.fit.changes import Change
 from torchmedic.fit.trials import Trials
-from torchmedic.records.fit import Batch, Plan, Prediction, Request
-
-_UNLIMITED = 1 << 60
+from torchmedic.records.fit import Prediction, Request
 
 
 def predicted(request: Request, script: Path) -> Prediction:
@@ -21,37 +19,14 @@ def predicted(request: Request, script: Path) -> Prediction:
     Raises:
         TorchmedicError: The script could not be followed; the text says why.
     """
-    card, limited = _card(request)
+    card, limited = chosen_card(request.card, request.memory)
     trials = Trials(script, request.arguments, card, request.seconds)
     trace = trials.run(Change())
     if trace.error:
         raise TorchmedicError(f"cannot follow {request.script}: {trace.error}")
-    need = need_of(trace, card)
-    peak = peak_of(trace, need)
-    batch = Batch()
-    found: tuple[Plan, ...] = ()
-    if limited and request.plans:
-        sizes = batches.BatchSizes(trials, trace)
-        batch = batches.largest(sizes, card)
-        found = plans.fastest(trials, trace, sizes, card)
-    return Prediction(
-        card=card.name if limited else "",
-        memory=card.memory if limited else None,
-        need=need,
-        phase=peak.phase,
-        line=peak.line,
-        rows=peak.rows,
-        seconds=trace.seconds,
-        batch=batch,
-        plans=found,
-        notes=tuple(trace.notes),
-    )
-
-
-def _card(request: Request) -> tuple[Card, bool]:
-    if request.card:
-        card = find_card(request.card)
-        return (card._replace(memory=request.memory) if request.memory is not None else card), True
-    if request.memory is not None:
-        return card_with(request.memory), True
-    return DEFAULT._replace(memory=_UNLIMITED), False
+    if not limited or not request.plans:
+        return prediction_of(trace, card, limited=limited)
+    sizes = batches.BatchSizes(trials, trace)
+    batch = batches.largest(sizes, card)
+    found = plans.fastest(trials, trace, sizes, card)
+    return prediction_of(trace, card, limited=limited, batch=batch, plans=found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchmedic.errors import UsageError
-from torchmedic.fit.cards import GIB, card_with, find_card, parse_size, size_text
+from torchmedic.fit.cards import GIB, chosen_card, find_card, parse_size, size_text
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_names_of_cards() -> None:
 def test_workspaces_of_cublas_by_architecture() -> None:
     assert find_card("H200").cublas_workspace == 32 << 20
     assert find_card("A100-80GB").cublas_workspace == 8_519_680
-    assert card_with(24 * GIB).memory == 24 * GIB
+    assert chosen_card("", 24 * GIB)[0].memory == 24 * GIB
