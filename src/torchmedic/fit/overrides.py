@@ -7,6 +7,7 @@ replaced for CUDA tensors until the end of a block.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,8 @@ def cuda_kernels() -> Iterator[None]:
     """Choose kernels as a CUDA build would."""
     library = torch.library.Library("aten", "IMPL")
     try:
-        with _without_warnings():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced
             library.impl("scaled_dot_product_attention", _attention, "AutogradCUDA")
             for name in _MODES:
                 library.impl(f"{name}.input", _recurrent(name), "AutogradCUDA")
@@ -31,15 +33,6 @@ def cuda_kernels() -> Iterator[None]:
         yield
     finally:
         library._destroy()
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is replaced
-        yield
 
 
 def _attention(
@@ -89,60 +82,29 @@ def _lowered(tensors: list[Any]) -> list[Any]:
 
 
 def _recurrent(name: str) -> Any:
-    def layer(
-        given: Any,
-        hx: Any,
-        params: Any,
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
-        shape = (has_biases, num_layers, dropout, train, bidirectional)
-        return _played(name, given, hx, params, *shape, batch_first, [])
+    def layer(given: Any, hx: Any, params: Any, *shape: Any) -> Any:
+        return _played(name, given, hx, params, shape[:-1], batch_first=shape[-1])
 
     return layer
 
 
 def _recurrent_packed(name: str) -> Any:
-    def layer(
-        data: Any,
-        batch_sizes: Any,
-        hx: Any,
-        params: Any,
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> Any:
-        shape = (has_biases, num_layers, dropout, train, bidirectional)
-        return _played(name, data, hx, params, *shape, False, batch_sizes.tolist())
+    def layer(data: Any, batch_sizes: Any, hx: Any, params: Any, *shape: Any) -> Any:
+        return _played(name, data, hx, params, shape, sizes=batch_sizes.tolist())
 
     return layer
 
 
 def _played(
-    name: str,
-    given: Any,
-    hx: Any,
-    params: Any,
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    both_ways: bool,
-    batch_first: bool,
-    sizes: list[int],
+    name: str, given: Any, hx: Any, params: Any, shape: Any, *, batch_first: bool = False, sizes: Any = ()
 ) -> Any:
+    _, layers, dropout, train, both_ways = shape  # the first is whether there are biases
     states = list(hx) if name == "lstm" else [hx, None]
     given, *states = _lowered([given, *states])
     weights = _lowered(list(params))
     hidden = states[0].shape[2]
     per_layer = len(weights) // (layers * (2 if both_ways else 1))
-    shape = (_MODES[name], hidden, 0, layers, batch_first, dropout, train, both_ways, sizes, None)
+    options = (_MODES[name], hidden, 0, layers, batch_first, dropout, train, both_ways, list(sizes), None)
     # The weights of a layer lie in one piece, so that no copy of them is made.
-    output, hy, cy, _, _ = _aten._cudnn_rnn.default(given, weights, per_layer, weights[0].detach(), *states, *shape)
+    output, hy, cy, _, _ = _aten._cudnn_rnn.default(given, weights, per_layer, weights[0].detach(), *states, *options)
     return (output, hy, cy) if name == "lstm" else (output, hy)
