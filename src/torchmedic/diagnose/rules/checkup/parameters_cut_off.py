@@ -76,13 +76,14 @@ def _diagnosis(evidence: CheckUp, cut: Cut, others: list[Cut], lost: list[torch.
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     how = _HOW.get(cut.name, f"`{cut.name}()`")
     several = len(lost) > 1
-    draft = check.draft(
-        evidence,
-        "likely" if others else "proven",
+    draft = check.draft(evidence, "likely" if others else "proven")
+    draft.message = (
         f"{len(lost)} parameters of the optimizer are cut off from the loss"
         if several
-        else "a parameter of the optimizer is cut off from the loss",
-        f"{how} drops the graph of what {'they compute' if several else 'it computes'}; no other way leads to the loss",
+        else "a parameter of the optimizer is cut off from the loss"
+    )
+    draft.cause = (
+        f"{how} drops the graph of what {'they compute' if several else 'it computes'}; no other way leads to the loss"
     )
     draft.at(
         spot_of(cut.sites[0]).location("cause", "the graph ends here"),

@@ -23,13 +23,12 @@ from torchmedic.evidence.loop import LoopEvidence
 @loop_rule("TM623", "parameters-without-optimizer", ParametersWithoutOptimizer)
 def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Draft | None:
     names = listed([f"`{name}`" for name in incident.names])
-    draft = check.draft(
-        evidence,
-        "likely",
-        f"no optimizer has the parameters of {names}",
+    draft = check.draft(evidence, "likely")
+    draft.message = f"no optimizer has the parameters of {names}"
+    draft.cause = (
         "the optimizer was given other parts of the model only"
         if incident.twin is None
-        else "two optimizers were given the same parameters",
+        else "two optimizers were given the same parameters"
     )
     draft.at(
         evidence.at("cause", incident.cause, "leaves them out"),

@@ -49,12 +49,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     what = ", ".join(f"`{layer}`" for layer in layers[:_MAX_NAMED]) or "some parameters"
     is_frozen = bool(missing) and not any(each.requires_grad for each in missing.values())
     place_, why = _freezing(evidence) if is_frozen else _skipped(wrapper.module, layers, evidence)
-    draft = check.draft(
-        evidence,
-        "proven" if names else "likely",
-        f"{what} got no gradient in the last step, and DistributedDataParallel waits for it",
-        why or "the loss of the last step does not depend on these parameters",
-    )
+    draft = check.draft(evidence, "proven" if names else "likely")
+    draft.message = f"{what} got no gradient in the last step, and DistributedDataParallel waits for it"
+    draft.cause = why or "the loss of the last step does not depend on these parameters"
     draft.at(
         place_, *evidence.at_user_line("surfaced" if place_ is not None else "cause", "noticed at the next forward")
     )
