@@ -178,10 +178,8 @@ LOST: Family[LostDevice] = Family(
     "devices.gpu_hardware_fault",
 )
 
-# What made training run away: before the operation that overflowed at last.
-RUNAWAY: Family[NumbersEvidence] = Family(
-    "numbers.exploding_recurrence",
-    "numbers.exploding_depth",
+# Each of these runs the last steps again, with one thing changed.
+COUNTERFACTUAL: Family[NumbersEvidence] = Family(
     "numbers.loss_maximised",
     "numbers.unstable_optimizer_setting",
     "numbers.poisonous_batch",
@@ -189,6 +187,9 @@ RUNAWAY: Family[NumbersEvidence] = Family(
     "numbers.unscaled_data",
     "numbers.learning_rate_too_high",
 )
+
+# What made training run away: before the operation that overflowed at last.
+RUNAWAY: Family[NumbersEvidence] = Family("numbers.exploding_recurrence", "numbers.exploding_depth", *COUNTERFACTUAL)
 
 # Asked of a loss that is far too large, where the last steps cannot be run again.
 DIVERGED: Family[NumbersEvidence] = Family("numbers.diverging_training")
@@ -217,6 +218,9 @@ NUMBERS: Family[NumbersEvidence] = Family(
     "ranks.nonfinite_from_exchange",
     "numbers.nonfinite_operation",
 )
+
+# The same, where the last steps cannot be run again.
+NUMBERS_OF_STEP: Family[NumbersEvidence] = Family(*(rule for rule in NUMBERS if rule not in COUNTERFACTUAL))
 
 # Asked of a loop that does what cannot be meant, while it goes on.
 SILENT: Family[LoopEvidence] = Family(

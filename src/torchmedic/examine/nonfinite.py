@@ -60,7 +60,7 @@ def explain_nonfinite(
     evidence = trace_back(evidence, frame)
     evidence.divergence, evidence.why_no_divergence = divergence, why
     try:
-        diagnosis = diagnose(evidence, registry.NUMBERS)
+        diagnosis = diagnose(evidence, _rules(evidence))
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, *_rank_note(agent)))
         kept = evidence.trial_step if evidence.weights is None else None
         return Finding(
@@ -114,6 +114,10 @@ def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence
         return None, "the last steps could not be run again"
 
 
+def _rules(evidence: NumbersEvidence) -> registry.Family[NumbersEvidence]:
+    return registry.NUMBERS if evidence.divergence is not None else registry.NUMBERS_OF_STEP
+
+
 def _rank_note(agent: ProcessContext) -> tuple[str, ...]:
     """The rank of the step, in a job of several ranks: no traceback is printed here that would tell it."""
     distributed = sys.modules.get("torch.distributed")
@@ -129,7 +133,7 @@ def older_origin(evidence: EchoEvidence) -> Diagnosis | None:
     evidence.divergence, evidence.why_no_divergence = _divergence(innermost, evidence.agent)
     evidence.replay()
     is_known = evidence.births or evidence.divergence is not None
-    diagnosis = diagnose(evidence, registry.NUMBERS) if is_known else None
+    diagnosis = diagnose(evidence, _rules(evidence)) if is_known else None
     return diagnosis if diagnosis is not None and diagnosis.grade != "possible" else None
 
 
