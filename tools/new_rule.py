@@ -59,7 +59,8 @@ from torchmedic.{kind.module} import {kind.evidence}
 
 @rule("{code}", "{name}")
 def check({kind.argument}: {kind.evidence}) -> Draft | None:
-    # TODO: return check.draft({kind.argument}, "proven", message, cause).at(...).because(...).help(...)
+    # TODO: draft = check.draft({kind.argument}, "proven"); set draft.message and draft.cause;
+    # return draft.at(...).because(...).help(...)
     return None
 '''
 
