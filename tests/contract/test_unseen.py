@@ -280,9 +280,12 @@ except StopIteration as end:
 """
 
 SETTINGS = """
+import time
+
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 seen = set()
+time.time = lambda: seen.add("time") or 1e9  # as a library does that freezes the clock
 
 
 class Look(nn.Module):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
-from torchmedic.observe.hooks.forward import _AskedHooks
+from torch._guards import TracingContext, tracing
+from torch.nn.modules import module as nn_module
+
+from torchmedic.observe.hooks.current_step import Step
+from torchmedic.observe.hooks.forward import ForwardHooks, _AskedHooks
 
 
 def test_only_the_question_is_noticed_and_all_else_is_passed_on() -> None:
@@ -26,3 +30,17 @@ def test_only_the_question_is_noticed_and_all_else_is_passed_on() -> None:
 
     assert not asked
     assert [frame.f_code.co_name for frame in frames] == ["test_only_the_question_is_noticed_and_all_else_is_passed_on"]
+
+
+def test_code_that_is_compiled_meets_the_dict_of_torch() -> None:
+    plain = nn_module._global_forward_pre_hooks
+    hooks = ForwardHooks(cast(Step, None))
+    try:
+        with tracing(TracingContext(None)):  # the compiler runs a backward pass of its own, which ends
+            hooks.expect()
+            assert nn_module._global_forward_pre_hooks is plain
+        hooks.expect()
+        assert nn_module._global_forward_pre_hooks is not plain
+    finally:
+        hooks.remove()
+    assert nn_module._global_forward_pre_hooks is plain

@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 from torch.nn.modules import module as nn_module
 
 from torchmedic.contained import contained
@@ -64,7 +65,13 @@ class ForwardHooks:
         self._compiled_watched = False
 
     def expect(self) -> None:
-        """Notice the next call of a module. Asked every step."""
+        """Notice the next call of a module. Asked every step.
+
+        Not while the compiler traces: its own backward pass ends too, and code that is specialised on the dict of
+        `_AskedHooks` would be compiled again in every step.
+        """
+        if TracingContext.try_get() is not None:
+            return
         if not self._compiled_watched:
             self._watch_compiled()
         self._is_expected = True

@@ -49,7 +49,9 @@ class Watched:
 
     @property
     def optimizer(self) -> Any:
-        return self.reference()
+        """The optimizer; None once it is gone, and while another thread still constructs it."""
+        optimizer = self.reference()
+        return optimizer if hasattr(optimizer, "param_groups") else None
 
     def find_witness(self) -> None:
         optimizer = self.optimizer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
+from time import time  # by name: a script may replace the clocks in the module
 from typing import Any
 
 from torchmedic.records import Fault, encode_line
@@ -20,7 +20,7 @@ class Events:
 
     def write(self, kind: str, **fields: Any) -> bool:
         """Append a line; False where that failed: a full disk is no reason to stop anything."""
-        line = encode_line({"kind": kind, "time": round(time.time(), 3), **fields}) + b"\n"
+        line = encode_line({"kind": kind, "time": round(time(), 3), **fields}) + b"\n"
         try:
             return os.write(self._descriptor, line) == len(line)
         except OSError:
