@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 RecoveryPhase = Literal["forward", "backward", "update"]
-Means = Literal["retry", "activations", "optimizer", "recompute"]
+Means = Literal["retry", "parts", "activations", "optimizer", "recompute"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _PHASES: dict[RecoveryPhase, str] = {
@@ -19,6 +19,7 @@ _PHASES: dict[RecoveryPhase, str] = {
 _FEWER_ACTIVATIONS = "a smaller micro-batch with gradient accumulation, or torch.utils.checkpoint on the largest blocks"
 _ADVICE: dict[Means, str] = {
     "retry": "free results of earlier steps sooner; on CUDA also PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "parts": "a loss that takes the rows of its logits in parts (chunked or fused cross entropy)",
     "activations": _FEWER_ACTIVATIONS,
     "recompute": _FEWER_ACTIVATIONS,
     "optimizer": "an optimizer with less state, or foreach=False",
@@ -76,6 +77,8 @@ def summary(recoveries: Iterable[Recovery], refusals: Iterable[Refusal]) -> list
 def _done(means: Means, nbytes: int) -> str:
     if means == "retry":
         return "unused memory was freed and the call repeated"
+    if means == "parts":
+        return "the loss was computed in parts"
     if means == "recompute":
         parked = f", {_size(nbytes)} of its saved activations were parked" if nbytes else ""
         return f"the step was computed again{parked}"

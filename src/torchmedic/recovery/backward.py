@@ -95,14 +95,17 @@ class GuardedEngine:
 
     def run_backward(self, t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         session, run = self._session, self._engine.run_backward
-        if self._depth or not session.is_up or len(args) < 4 or _is_compiling():
+        if self._depth or not session.is_up or len(args) < 4 or session.in_parts.is_trying or _is_compiling():
             return run(t_outputs, *args, **kwargs)
         self._depth += 1
         session.graphs_run += 1
         try:
             gradients = Gradients(session.optimizers.parameters)
             session.make_room_for_backward(t_outputs)
-            session.saved.backward.begin(session.backward_room.spare, keeps_graph=bool(args[1] or args[2]))
+            keeps_graph = bool(args[1] or args[2])
+            session.saved.backward.begin(session.backward_room.spare, keeps_graph=keeps_graph)
+            session.in_parts.may_overwrite = not keeps_graph
+            session.in_parts.is_refused |= bool(args[2])
             try:
                 result = run(t_outputs, *args, **kwargs)
             except BaseException as error:
@@ -119,6 +122,7 @@ class GuardedEngine:
             return result
         finally:
             self._depth -= 1
+            session.in_parts.may_overwrite = False
 
     def _repeated(self, call: _Call, gradients: Gradients, error: BaseException, frame: FrameType) -> Any:
         session = self._session
@@ -176,6 +180,7 @@ class GuardedEngine:
         if not call.inputs:
             with unseen():
                 session.saved.release(call.roots)
+                session.in_parts.release(call.roots)
         for budget in self._budgets(error):
             spill = session.early_spill(budget)
             roots: list[torch.Tensor] = []
@@ -187,6 +192,7 @@ class GuardedEngine:
                     raise
                 with unseen():
                     session.saved.release(roots)
+                    session.in_parts.release(roots)
                 traceback.clear_frames(failure.__traceback__)
                 continue
             session.recovered("backward", "recompute", "backward", spill.spilled, time.monotonic() - started)

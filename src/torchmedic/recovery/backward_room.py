@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
+from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.room import RoomMaker, in_use_and_limit
 from torchmedic.recovery.saved_tensors import SavedTensors
 from torchmedic.source.objects.graph import walk
@@ -22,9 +23,10 @@ _MAX_FREE_SHARE = 0.5  # of what is allowed: with more than that free, nobody lo
 class BackwardRoom:
     """Knows with how much memory in use a backward pass has succeeded."""
 
-    def __init__(self, room: RoomMaker, saved: SavedTensors) -> None:
+    def __init__(self, room: RoomMaker, saved: SavedTensors, in_parts: CrossEntropyInParts) -> None:
         self._room = room
         self._saved = saved
+        self._in_parts = in_parts
         self._proven_bytes = 0
         self._in_use = 0
         self.spare = 0  # bytes that the next pass has beside what it needs
@@ -45,6 +47,7 @@ class BackwardRoom:
         largest = sum(self._saved.sizes(walk(root.grad_fn for root in roots))[-2:])
         gradients = max((each.nbytes for each in parameters if each.requires_grad and each.grad is None), default=0)
         missing = int(_GRADIENTS_OF_LARGEST * largest + _UNUSABLE_SHARE * limit) + gradients - free
+        missing += self._in_parts.backward_bytes()
         parked = self._room.park_saved(missing) if missing > 0 else 0
         self._in_use -= parked
         self.spare = max(parked - missing, 0)

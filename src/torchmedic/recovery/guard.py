@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from torchmedic.contained import report_fault
@@ -33,7 +34,7 @@ class Guard(TorchFunctionMode):
         super().__init__()
         self._session = session
         self._out = session.optimizers.out
-        self._special: dict[Any, bool] = {}  # calls that draw random numbers or run a graph
+        self._special: dict[Any, bool] = {}  # calls that draw random numbers, run a graph or can be taken apart
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._out:
@@ -42,11 +43,13 @@ class Guard(TorchFunctionMode):
         put_back, graphs = None, 0
         if is_special or is_special is None:  # most calls are property reads and plain operations
             graphs = self._session.graphs_run
-            self._special[func] = draws(func) or func in _RUN_GRAPHS
+            self._special[func] = draws(func) or func in _RUN_GRAPHS or func is F.cross_entropy
             if draws(func):
                 self._session.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)
         try:
+            if func is F.cross_entropy:
+                return self._cross_entropy(args, kwargs or {})
             return func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
             without_our_frame(error)
@@ -73,13 +76,18 @@ class Guard(TorchFunctionMode):
                 if put_back is not None:
                     put_back()
                 try:
-                    result = func(*args, **kwargs)
+                    if func is F.cross_entropy:
+                        session.in_parts.is_on = True
+                        result = self._cross_entropy(args, kwargs)
+                    else:
+                        result = func(*args, **kwargs)
                 except Exception as again:
                     if not is_out_of_memory(again):
                         return _FAILED
                     continue
                 name = getattr(func, "__name__", "")
-                session.recovered(session.phase, room.means, name, room.nbytes, time.monotonic() - started)
+                means = "parts" if room.means == "retry" and func is F.cross_entropy else room.means
+                session.recovered(session.phase, means, name, room.nbytes, time.monotonic() - started)
                 return result
             session.refuse(session.phase, session.nothing_left())
         except KeyboardInterrupt:
@@ -87,6 +95,22 @@ class Guard(TorchFunctionMode):
         except Exception as failure:
             report_fault("recover.call", failure)
         return _FAILED
+
+    def _cross_entropy(self, args: Any, kwargs: Any) -> Any:
+        """The loss, in parts if memory has run out before."""
+        parts = self._session.in_parts
+        try:
+            if not parts.is_on and parts.is_short(args, kwargs):
+                self._session.recovered("backward", "parts", "cross_entropy", 0, 0.0, is_avoided=True)
+            if parts.is_on and (loss := parts.result(args, kwargs)) is not None:
+                return loss
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            parts.is_refused = True
+            if not isinstance(error, IndexError):  # a target that is no class: the call itself says so
+                report_fault("recover.loss", error)
+        return F.cross_entropy(*args, **kwargs)
 
     def _bring_back(self, func: Any, args: Any, kwargs: Any) -> None:
         """Bring back tensors of optimizers that a call uses; others make room where there is none."""

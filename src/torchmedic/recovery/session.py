@@ -18,6 +18,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
 from torchmedic.recovery.backward_room import BackwardRoom
+from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
@@ -51,7 +52,8 @@ class Session:
         self.recipes = Recipes(self.saved)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
-        self.backward_room = BackwardRoom(self.room, self.saved)
+        self.in_parts = CrossEntropyInParts()
+        self.backward_room = BackwardRoom(self.room, self.saved, self.in_parts)
         self.guard = Guard(self)
         self.is_updating = False
         self.is_up = False
@@ -99,6 +101,7 @@ class Session:
         is_avoided: bool = False,
     ) -> None:
         self._calm = 0
+        self.in_parts.is_on |= means != "retry"
         if means == "activations":
             self.parked_in_step += nbytes
         elif means == "recompute":  # the whole step was computed with so much out of memory
@@ -235,6 +238,9 @@ class Session:
     def _plan(self) -> None:
         """Park early in the next steps what had to be parked in this one; park less after many calm steps."""
         early = self._early
+        in_parts = self.in_parts.possible_bytes if self.in_parts.is_on else 0  # which the next step does not need
+        self.in_parts.next_step()
+        self.parked_in_step = max(self.parked_in_step - in_parts, 0)
         if self.parked_in_step:
             if early is not None:
                 early.budget += self.parked_in_step

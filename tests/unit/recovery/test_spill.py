@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchmedic.recovery import backward_room, early_spill, pinned_copies
 from torchmedic.recovery.backward_room import BackwardRoom
+from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
@@ -238,7 +239,7 @@ def test_room_before_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(0)
     space = ParkingSpace(tmp_path)
     saved = SavedTensors(space)
-    room = BackwardRoom(RoomMaker(saved, OptimizerMemory(space, lambda: None)), saved)
+    room = BackwardRoom(RoomMaker(saved, OptimizerMemory(space, lambda: None)), saved, CrossEntropyInParts())
     model, data = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)]), torch.randn(256, 64)  # 64 KiB each
     wanted = torch.autograd.grad(model(data).square().mean(), list(model.parameters()))
 
