@@ -30,8 +30,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_fi
     """A call that ran out of memory and was repeated with success.
 
     `bytes` were parked outside of the memory that was short; `seconds` is what the recovery took. With `is_avoided` the
-    memory was not short yet, but would have been. `on_device` is whether the run uses a device: where memory is short,
-    its libraries may choose another kernel, with other last bits.
+    memory was not short yet, but would have been. With `kernels_may_differ` there are convolutions on a device: cuDNN
+    takes another kernel, with other last bits, where its workspace does not fit.
     """
 
     step: int
@@ -41,7 +41,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_fi
     bytes: int = 0
     seconds: float = 0.0
     is_avoided: bool = False
-    on_device: bool = False
+    kernels_may_differ: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="recovery-refused", tag_field="kind"):
@@ -63,8 +63,8 @@ def summary(recoveries: Iterable[Recovery], refusals: Iterable[Refusal]) -> list
         times = "once" if len(found) == 1 else f"{len(found)} times"
         seconds = sum(each.seconds for each in found)
         same = "the results are the same"
-        if found[0].on_device:
-            same += " up to the rounding of kernels, which may be others when memory is short"
+        if found[0].kernels_may_differ:
+            same += " up to rounding, if cuDNN found no room for the workspace of a convolution"
         lines.append(
             f"{begin} in the {_PHASES[phase]} {times}, first at step {found[0].step}: "
             f"{_done(means, max(each.bytes for each in found))}, {seconds:.1f} s in all, {same}; "

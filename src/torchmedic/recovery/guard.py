@@ -18,6 +18,7 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.random_calls import draws, generator_states
+from torchmedic.recovery.workspaces import CONVOLUTIONS
 
 if TYPE_CHECKING:
     from torchmedic.recovery.session import Session
@@ -43,7 +44,9 @@ class Guard(TorchFunctionMode):
         put_back, graphs = None, 0
         if is_special or is_special is None:  # most calls are property reads and plain operations
             graphs = self._session.graphs_run
-            self._special[func] = draws(func) or func in _RUN_GRAPHS or func is F.cross_entropy
+            self._special[func] = draws(func) or func in _RUN_GRAPHS or func is F.cross_entropy or func in CONVOLUTIONS
+            if func in CONVOLUTIONS:
+                self._session.make_room_for_workspace(func, args, kwargs or {})
             if draws(func):
                 self._session.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)

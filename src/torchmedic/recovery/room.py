@@ -69,9 +69,9 @@ class RoomMaker:
             free_unused_memory()
             yield Room("retry", 0)
 
-    def park_saved(self, wanted: int) -> int:
+    def park_saved(self, wanted: int, busy: frozenset[int] = frozenset()) -> int:
         """Park some bytes of saved tensors before they are short; returns the bytes that became free."""
-        return self._parked(functools.partial(self._saved.park, wanted, frozenset()))
+        return self._parked(functools.partial(self._saved.park, wanted, busy))
 
     def _parked(self, park: Callable[[], int]) -> int:
         try:
@@ -109,8 +109,10 @@ def _fraction(device: int) -> float:
 def in_use_and_limit(device: torch.device) -> tuple[int, int] | None:
     """The bytes in use and the bytes that are allowed; None where there is no limit."""
     if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):
-            return torch.cuda.memory_allocated(device), _device_limit(device)
+        with contextlib.suppress(RuntimeError, KeyError):
+            found = torch.cuda.memory_stats_as_nested_dict(device)
+            used, reserved = (found[each]["all"]["current"] for each in ("allocated_bytes", "reserved_bytes"))
+            return used, _device_limit(device, reserved)
         return None
     limits = [(name, limit) for name, limit in (("VmSize", address_limit()), ("VmData", data_limit())) if limit]
     if not limits:
@@ -119,11 +121,11 @@ def in_use_and_limit(device: torch.device) -> tuple[int, int] | None:
     return min(((used.get(name, 0), limit) for name, limit in limits), key=lambda each: each[1] - each[0])
 
 
-def _device_limit(device: torch.device) -> int:
+def _device_limit(device: torch.device, reserved: int) -> int:
     """The bytes that the tensors of this process can take of a device."""
     free, total = torch.cuda.mem_get_info(device)
     index = device.index if device.index is not None else torch.cuda.current_device()
-    return min(free + torch.cuda.memory_reserved(device), int(_fraction(index) * total))
+    return min(free + reserved, int(_fraction(index) * total))
 
 
 def avoid_broken_blocks(error: BaseException) -> None:

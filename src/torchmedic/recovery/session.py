@@ -27,6 +27,7 @@ from torchmedic.recovery.random_calls import GivenGenerators, RandomState, rando
 from torchmedic.recovery.recipes import Recipes
 from torchmedic.recovery.room import RoomMaker, give_back_caches, in_use_and_limit, used_share
 from torchmedic.recovery.saved_tensors import SavedTensors, unseen
+from torchmedic.recovery.workspaces import Workspaces
 
 Level = Literal["safe", "all"]
 
@@ -53,6 +54,7 @@ class Session:
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
         self.in_parts = CrossEntropyInParts()
+        self.workspaces = Workspaces()
         self.backward_room = BackwardRoom(self.room, self.saved, self.in_parts)
         self.guard = Guard(self)
         self.is_updating = False
@@ -101,6 +103,7 @@ class Session:
         is_avoided: bool = False,
     ) -> None:
         self._calm = 0
+        self.workspaces.watch()
         self.in_parts.is_on |= means != "retry"
         if means == "activations":
             self.parked_in_step += nbytes
@@ -114,7 +117,7 @@ class Session:
             bytes=nbytes,
             seconds=round(seconds, 3),
             is_avoided=is_avoided,
-            on_device=torch.cuda.is_initialized(),
+            kernels_may_differ=self.workspaces.are_used,
         )
         self._tell(recovery)
 
@@ -127,6 +130,19 @@ class Session:
             parked = self.backward_room.make(roots, self.optimizers.parameters)
         if parked:
             self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
+
+    @contained("recover.workspace")
+    def make_room_for_workspace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Park activations if a convolution would not find its workspace."""
+        started = time.monotonic()
+        missing = self.workspaces.missing(func, args, kwargs)
+        if missing:
+            busy = frozenset(int(each.untyped_storage()._cdata) for each in args[:2])
+            with unseen():
+                self.space.catch_up()
+                parked = self.room.park_saved(missing, busy)
+            if parked:
+                self.recovered("forward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
 
     def refuse(self, phase: RecoveryPhase, reason: str) -> None:
         self._tell(Refusal(step=self.step, phase=phase, reason=reason))
@@ -189,6 +205,7 @@ class Session:
             for storage in self.optimizers.living_out(gradients_only=True):
                 self.bring_back(storage, frozenset())
         self._updates += 1
+        self.workspaces.update_ended()
         self._plan()
         now = time.monotonic()
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:

@@ -135,8 +135,10 @@ def test_computed_again(make: Any, half: bool, dropped: list[int], tmp_path: Pat
     space = ParkingSpace(tmp_path)
     saved = SavedTensors(space)
     spill = EarlySpill(saved, space, Recipes(saved), EVERYTHING)
-    for _ in range(2):
+    for step in range(4):  # two to learn the prices, two by the plan
         spill.next_step()
+        if step == 2:
+            dropped.clear()
         found = results(model, data, spill.active(), half=half)
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     assert sum(dropped) > spill.spilled // 4
@@ -153,7 +155,7 @@ def test_copied_and_brought_back(make: Any, device: Stream, tmp_path: Path, monk
     space.only._max_ahead_bytes = 1 << 15
     saved = SavedTensors(space)
     spill = EarlySpill(saved, space, Recipes(saved), EVERYTHING)
-    for _ in range(3):
+    for _ in range(4):
         spill.next_step()
         found = results(model, data, spill.active(), half=False)
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
@@ -180,7 +182,7 @@ def test_a_part_of_the_step_stays(device: Stream, dropped: list[int], tmp_path: 
     # What is cheap to compute goes first, so that few bytes are copied.
     assert spill.spilled >= 1 << 17
     assert sum(dropped) >= spill.spilled // 2
-    assert spill._copied < 1 << 17
+    assert spill.spilled - sum(dropped) < 1 << 17
 
 
 def test_a_changed_tensor_is_still_an_error(tmp_path: Path) -> None:
