@@ -86,6 +86,10 @@ class CrossEntropyInParts:
         living = [each for reference in self._logits if (each := reference()) is not None]
         return sum(each.nbytes // (_PARTS // 3) + (0 if _is_unshared(each) else each.nbytes) for each in living)
 
+    def made(self, value: Any) -> bool:
+        """Whether a value is the result of a call in parts."""
+        return isinstance(value, torch.Tensor) and isinstance(value.grad_fn, _Loss._backward_cls)  # type: ignore[attr-defined]
+
     def release(self, roots: Iterable[torch.Tensor]) -> None:
         """Free the logits of a graph that no backward pass will complete."""
         for node in walk(root.grad_fn for root in roots):

@@ -89,7 +89,7 @@ class Guard(TorchFunctionMode):
                         return _FAILED
                     continue
                 name = getattr(func, "__name__", "")
-                means = "parts" if room.means == "retry" and func is F.cross_entropy else room.means
+                means = "parts" if room.means == "retry" and session.in_parts.made(result) else room.means
                 session.recovered(session.phase, means, name, room.nbytes, time.monotonic() - started)
                 return result
             session.refuse(session.phase, session.nothing_left())
