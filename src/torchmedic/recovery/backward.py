@@ -21,7 +21,7 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import exhaustion_of_error, is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.computed_again import ComputedAgain, Refused
-from torchmedic.recovery.room import avoid_broken_blocks, free_unused_memory
+from torchmedic.recovery.room import free_unused_memory
 from torchmedic.recovery.saved_tensors import living_tensors, unseen
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
@@ -130,7 +130,6 @@ class GuardedEngine:
             reason = session.reason_against() or self._reason_against(call)
             if reason:
                 raise Refused(reason)
-            avoid_broken_blocks(error)
             if call.keeps_graph:
                 return self._on_kept_graph(call, gradients, error)
             return self._on_new_graph(call, gradients, error, frame)

@@ -61,6 +61,8 @@ class _Operator:
             known = {argument.name for argument in overload._schema.arguments}
             if overload._schema.is_mutable or not {"self", "other", "input", "weight"} & self.saved <= known:
                 continue
+            if not any(str(argument.type) == "Tensor" for argument in overload._schema.arguments):
+                continue  # an overload of Python's numbers
             return None if torch.Tag.nondeterministic_seeded in overload.tags else overload
         return None
 
@@ -127,15 +129,16 @@ class Recipes:
         if self._unknown.get(kind, 0) >= _MAX_SEARCHES:
             return None
         try:
-            recipe = self._with_epsilon(_EPSILONS[0], base)
-            self._unknown[kind] = 0
-            if recipe.key not in self._tried:
-                self._tried[recipe.key] = self._trial(base)
-            trial = self._tried[recipe.key]
-            if trial is None:
-                return None
-            if trial.epsilon != _EPSILONS[0]:
-                recipe = self._with_epsilon(trial.epsilon, base)
+            with _plainly():
+                recipe = self._with_epsilon(_EPSILONS[0], base)
+                self._unknown[kind] = 0
+                if recipe.key not in self._tried:
+                    self._tried[recipe.key] = self._trial(base)
+                trial = self._tried[recipe.key]
+                if trial is None:
+                    return None
+                if trial.epsilon != _EPSILONS[0]:
+                    recipe = self._with_epsilon(trial.epsilon, base)
         except _Unknown:
             self._unknown[kind] = self._unknown.get(kind, 0) + 1
             return None
@@ -222,26 +225,26 @@ class Recipes:
         """Compute a tensor by its recipe; None if not every bit is the same."""
         for epsilon in _EPSILONS:
             recipe = self._with_epsilon(epsilon, base)
-            with _plainly():
-                for run in range(_TRIAL_RUNS):
-                    started = _now(base.device)
-                    found = recipe.compute()
-                    seconds = _now(base.device) - started
-                    if not run and not _has_same_bits(found, base.detach()):
-                        break
-                else:
-                    return _Trial(seconds, epsilon)
+            held = [each.unpack() for each in recipe.sources()]  # backward needs them too: not a price of this recipe
+            for run in range(_TRIAL_RUNS):
+                started = _now(base.device)
+                found = recipe.compute()
+                seconds = _now(base.device) - started
+                if not run and not _has_same_bits(found, base.detach()):
+                    break
+            else:
+                return _Trial(seconds, epsilon)
+            del held
             if not _has_epsilon(recipe):
                 break
         return None
 
 
 def _constant(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a small tensor: it may be changed before backward."""
+    """A copy of a small tensor: it may be changed before backward. Made without a graph."""
     if tensor.nbytes > _MAX_CONSTANT_BYTES:
         raise _Unknown
-    with _plainly():
-        return tensor.detach().clone()
+    return tensor.detach().clone()
 
 
 def _default(argument: Any) -> Any:

@@ -50,7 +50,6 @@ class RoomMaker:
         """
         found = exhaustion_of_error(error)
         asked = found.asked if found is not None else None
-        avoid_broken_blocks(error)
         if not least:  # what is unused was freed when the step first ran out of memory
             free_unused_memory()
             yield Room("retry", 0)
@@ -128,10 +127,12 @@ def _device_limit(device: torch.device, reserved: int) -> int:
     return min(free + reserved, int(_fraction(index) * total))
 
 
-def avoid_broken_blocks(error: BaseException) -> None:
-    """After a failure of the host's heap, have it map large blocks singly: small ones would break the freed ones up."""
-    found = exhaustion_of_error(error)
-    if found is None or found.where != "host":
+def keep_blocks_whole() -> None:
+    """Where the host has a limit, have its heap map large blocks singly: small ones would break the freed ones up.
+
+    A heap keeps its address space when its blocks are freed, and nothing large fits between what is left in it.
+    """
+    if not address_limit() and not data_limit():
         return
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)

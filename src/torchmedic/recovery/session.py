@@ -25,7 +25,7 @@ from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
 from torchmedic.recovery.recipes import Recipes
-from torchmedic.recovery.room import RoomMaker, give_back_caches, in_use_and_limit, used_share
+from torchmedic.recovery.room import RoomMaker, give_back_caches, in_use_and_limit, keep_blocks_whole, used_share
 from torchmedic.recovery.saved_tensors import SavedTensors, unseen
 from torchmedic.recovery.workspaces import Workspaces
 
@@ -103,6 +103,7 @@ class Session:
         is_avoided: bool = False,
     ) -> None:
         self._calm = 0
+        keep_blocks_whole()  # the script may have set a limit since it made its optimizer
         self.workspaces.watch()
         self.in_parts.is_on |= means != "retry"
         if means == "activations":
@@ -167,6 +168,7 @@ class Session:
 
     def optimizer_built(self, optimizer: Any) -> None:
         self.optimizers.built(optimizer)
+        keep_blocks_whole()
         if not self._compiles:
             self.raise_guard()
         self.note_random_state()
