@@ -40,31 +40,30 @@ class Guard(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._out:
             self._bring_back(func, args, kwargs)
-        is_special = self._special.get(func)
-        put_back, graphs = None, 0
-        if is_special or is_special is None:  # most calls are property reads and plain operations
+        put_back, graphs, call = None, 0, func
+        if self._special.get(func, True):  # most calls are property reads and plain operations
             graphs = self._session.graphs_run
             self._special[func] = draws(func) or func in _RUN_GRAPHS or func is F.cross_entropy or func in CONVOLUTIONS
-            if func in CONVOLUTIONS:
+            if func is F.cross_entropy:
+                call = self._cross_entropy
+            elif func in CONVOLUTIONS:
                 self._session.make_room_for_workspace(func, args, kwargs or {})
-            if draws(func):
+            elif draws(func):
                 self._session.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)
         try:
-            if func is F.cross_entropy:
-                return self._cross_entropy(args, kwargs or {})
-            return func(*args, **kwargs) if kwargs else func(*args)
+            return call(*args, **kwargs) if kwargs else call(*args)
         except BaseException as error:
             without_our_frame(error)
             has_run_graph = func in _RUN_GRAPHS and self._session.graphs_run != graphs
             if has_run_graph or not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                 raise
-            result = self._repeated(error, func, args, kwargs or {}, put_back)
+            result = self._repeated(error, call, args, kwargs or {}, put_back)
             if result is _FAILED:
                 raise
             return result
 
-    def _repeated(self, error: BaseException, func: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
+    def _repeated(self, error: BaseException, call: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
         """The result of the call, repeated with more room; `_FAILED` if no room could be made."""
         session = self._session
         started = time.monotonic()
@@ -79,16 +78,13 @@ class Guard(TorchFunctionMode):
                 if put_back is not None:
                     put_back()
                 try:
-                    if func is F.cross_entropy:
-                        session.in_parts.is_on = True
-                        result = self._cross_entropy(args, kwargs)
-                    else:
-                        result = func(*args, **kwargs)
+                    session.in_parts.is_on |= call == self._cross_entropy
+                    result = call(*args, **kwargs)
                 except Exception as again:
                     if not is_out_of_memory(again):
                         return _FAILED
                     continue
-                name = getattr(func, "__name__", "")
+                name = getattr(call, "__name__", "").lstrip("_")
                 means = "parts" if room.means == "retry" and session.in_parts.made(result) else room.means
                 session.recovered(session.phase, means, name, room.nbytes, time.monotonic() - started)
                 return result
@@ -99,7 +95,7 @@ class Guard(TorchFunctionMode):
             report_fault("recover.call", failure)
         return _FAILED
 
-    def _cross_entropy(self, args: Any, kwargs: Any) -> Any:
+    def _cross_entropy(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, in parts if memory has run out before."""
         parts = self._session.in_parts
         try:
