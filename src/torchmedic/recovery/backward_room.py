@@ -30,10 +30,12 @@ class BackwardRoom:
         self._proven_bytes = 0
         self._in_use = 0
         self.spare = 0  # bytes that the next pass has beside what it needs
+        self.missing = 0  # bytes that could not be parked
 
     def make(self, roots: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor]) -> int:
         """Park what may be missing; returns the bytes that were parked."""
         roots = list(roots)
+        self.missing = 0
         found = in_use_and_limit(roots[0].device)
         if found is None:
             return 0
@@ -51,6 +53,7 @@ class BackwardRoom:
         parked = self._room.park_saved(missing) if missing > 0 else 0
         self._in_use -= parked
         self.spare = max(parked - missing, 0)
+        self.missing = max(missing - parked, 0)
         return parked
 
     def succeeded(self) -> None:

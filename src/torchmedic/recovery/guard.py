@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
+from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.random_calls import draws, generator_states
 from torchmedic.recovery.workspaces import CONVOLUTIONS
 
@@ -121,6 +122,19 @@ class Guard(TorchFunctionMode):
         busy = frozenset(int(each.untyped_storage()._cdata) for each in used)
         for storage in missing:
             self._session.bring_back(storage, busy)
+
+
+class LossInParts(TorchFunctionMode):
+    """Takes a loss apart, for a step that is computed again with the guard away."""
+
+    def __init__(self, in_parts: CrossEntropyInParts) -> None:
+        super().__init__()
+        self._in_parts = in_parts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.cross_entropy and (loss := self._in_parts.result(args, kwargs or {})) is not None:
+            return loss
+        return func(*args, **(kwargs or {}))
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:

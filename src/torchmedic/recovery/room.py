@@ -72,6 +72,10 @@ class RoomMaker:
         """Park some bytes of saved tensors before they are short; returns the bytes that became free."""
         return self._parked(functools.partial(self._saved.park, wanted, busy))
 
+    def park_optimizer(self, wanted: int) -> int:
+        """Park some bytes of optimizer state, which nothing needs before the update; returns the bytes that are free."""
+        return self._parked(functools.partial(self._optimizers.park, wanted, frozenset(), gradients=False))
+
     def _parked(self, park: Callable[[], int]) -> int:
         try:
             with headroom(), unseen():

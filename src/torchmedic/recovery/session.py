@@ -131,6 +131,11 @@ class Session:
             parked = self.backward_room.make(roots, self.optimizers.parameters)
         if parked:
             self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
+        if self.backward_room.missing:
+            started = time.monotonic()
+            parked = self.room.park_optimizer(self.backward_room.missing)
+            if parked:
+                self.recovered("backward", "optimizer", "", parked, time.monotonic() - started, is_avoided=True)
 
     @contained("recover.workspace")
     def make_room_for_workspace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
