@@ -11,12 +11,11 @@ from collections.abc import Iterable
 import torch
 
 from torchmedic.recovery.cross_entropy import CrossEntropyInParts
-from torchmedic.recovery.room import RoomMaker, in_use_and_limit
+from torchmedic.recovery.room import UNUSABLE_SHARE, RoomMaker, in_use_and_limit
 from torchmedic.recovery.saved_tensors import SavedTensors
 from torchmedic.source.objects.graph import walk
 
 _GRADIENTS_OF_LARGEST = 2.2  # gradients of the two largest tensors, before and after a node, and some room to work in
-_UNUSABLE_SHARE = 0.03  # of what is allowed, in pieces that are too small
 _MAX_FREE_SHARE = 0.5  # of what is allowed: with more than that free, nobody looks at the graph
 
 
@@ -48,7 +47,7 @@ class BackwardRoom:
             return 0
         largest = sum(self._saved.sizes(walk(root.grad_fn for root in roots))[-2:])
         gradients = max((each.nbytes for each in parameters if each.requires_grad and each.grad is None), default=0)
-        missing = int(_GRADIENTS_OF_LARGEST * largest + _UNUSABLE_SHARE * limit) + gradients - free
+        missing = int(_GRADIENTS_OF_LARGEST * largest + UNUSABLE_SHARE * limit) + gradients - free
         missing += self._in_parts.backward_bytes()
         parked = self._room.park_saved(missing) if missing > 0 else 0
         self._in_use -= parked

@@ -8,16 +8,15 @@ compared with torch's own, bit for bit.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn import functional as F
 
 from torchmedic.recovery.room import in_use_and_limit
-from torchmedic.recovery.saved_tensors import unseen
+from torchmedic.recovery.saved_tensors import plainly, unseen
 from torchmedic.source.objects.graph import walk
 
 _MIN_BYTES = 16 << 20  # of a log-softmax, below which nothing is gained
@@ -78,8 +77,7 @@ class CrossEntropyInParts:
             self._tried[kind] = self._has_same_bits(logits, target, settings)
         if not self._tried[kind]:
             return None
-        result: torch.Tensor = _Loss.apply(logits, target, settings, self)
-        return result
+        return _apply(logits, target, settings, self)
 
     def backward_bytes(self) -> int:
         """The bytes that backward needs beside the logits: none if it can overwrite them."""
@@ -88,12 +86,12 @@ class CrossEntropyInParts:
 
     def made(self, value: Any) -> bool:
         """Whether a value is the result of a call in parts."""
-        return isinstance(value, torch.Tensor) and isinstance(value.grad_fn, _Loss._backward_cls)  # type: ignore[attr-defined]
+        return isinstance(value, torch.Tensor) and isinstance(value.grad_fn, _NODE)
 
     def release(self, roots: Iterable[torch.Tensor]) -> None:
         """Free the logits of a graph that no backward pass will complete."""
         for node in walk(root.grad_fn for root in roots):
-            if isinstance(node, _Loss._backward_cls):  # type: ignore[attr-defined]
+            if isinstance(node, _NODE):
                 node.logits = None
 
     def will_need(self, logits: torch.Tensor) -> None:
@@ -114,7 +112,7 @@ class CrossEntropyInParts:
                 for in_parts in (True, False):
                     some = logits.detach()[:rows].clone().requires_grad_()
                     if in_parts:
-                        loss = _Loss.apply(some, target[:rows], settings, CrossEntropyInParts())
+                        loss = _apply(some, target[:rows], settings, CrossEntropyInParts())
                     else:
                         loss = F.cross_entropy(some, target[:rows], ignore_index=settings.no_class, reduction=reduction)
                     found.append((loss.detach(), *torch.autograd.grad(loss.sum(), some)))
@@ -132,7 +130,7 @@ class _Loss(torch.autograd.Function):
         ctx.logits, ctx.target, ctx.versions = logits.detach(), target.detach(), (logits._version, target._version)
         ctx.settings, ctx.owner = settings, owner
         owner.will_need(ctx.logits)
-        with _plainly():
+        with plainly():
             picked = torch.empty(len(logits), 1, dtype=settings.dtype, device=logits.device)
             for part in _parts(settings.rows, len(logits)):
                 softmax = torch.log_softmax(logits[part].to(settings.dtype), 1)
@@ -142,7 +140,7 @@ class _Loss(torch.autograd.Function):
             # The kernel adds up rows in the same order, however many classes there are.
             column = torch.where(target == settings.no_class, _NO_CLASS, 0)
             loss, ctx.total = _forward(picked, column, None, settings.reduction, _NO_CLASS)
-        return loss
+            return cast(torch.Tensor, loss)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -158,7 +156,7 @@ class _Loss(torch.autograd.Function):
                 "one of the variables needed for gradient computation has been modified by an inplace operation"
             )
         total = ctx.total if settings.reduction else torch.ones((), dtype=settings.dtype, device=logits.device)
-        with _plainly():
+        with plainly():
             if ctx.owner.may_overwrite and _is_unshared(logits):
                 ctx.logits, result = None, logits
             else:
@@ -213,15 +211,10 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    with torch.no_grad(), unseen(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
-        yield
-
-
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
 
 
-# `print(loss)` shows the name of the node.
-_Loss._backward_cls.__name__ = "NllLossBackward0"
+_apply = cast("Callable[..., torch.Tensor]", _Loss.apply)
+_NODE: Any = _Loss._backward_cls
+_NODE.__name__ = "NllLossBackward0"  # `print(loss)` shows it

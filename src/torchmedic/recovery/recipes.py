@@ -7,7 +7,6 @@ each kind, the call is made once and must give the same bits. So a wrong guess c
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, unseen
+from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, plainly
 
 _MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
 _MAX_SEARCHES = 8  # in vain, after which a kind of tensor is not looked at
@@ -101,7 +100,7 @@ class Recipe:
 
     def new_storage(self) -> torch.UntypedStorage:
         """A storage of its own with the result, laid out as the original was."""
-        with _plainly():
+        with plainly():
             result = self.compute()
             if result.stride() != self._strides or result.untyped_storage().nbytes() != self._nbytes:
                 laid_out = torch.empty_strided(self._shape, self._strides, dtype=result.dtype, device=result.device)
@@ -129,7 +128,7 @@ class Recipes:
         if self._unknown.get(kind, 0) >= _MAX_SEARCHES:
             return None
         try:
-            with _plainly():
+            with plainly():
                 recipe = self._with_epsilon(_EPSILONS[0], base)
                 self._unknown[kind] = 0
                 if recipe.key not in self._tried:
@@ -276,13 +275,6 @@ def _has_epsilon(recipe: Recipe) -> bool:
     return any(
         (name == "eps" or (isinstance(each, Recipe) and _has_epsilon(each))) for name, each in recipe._arguments.items()
     )
-
-
-@contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    """Calls without graph, without autocast, and unseen by modes of the user's."""
-    with torch.no_grad(), unseen(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
-        yield
 
 
 def _now(device: torch.device) -> float:

@@ -18,6 +18,7 @@ from torchmedic.records.recovery import Means
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.saved_tensors import SavedTensors, unseen
 
+UNUSABLE_SHARE = 0.03  # of what is allowed, in pieces that are too small
 _MIN_WANTED_BYTES = 1 << 20
 _M_MMAP_THRESHOLD = -3  # of `mallopt`
 _MIN_MAPPED_BYTES = 1 << 20
@@ -73,7 +74,7 @@ class RoomMaker:
         return self._parked(functools.partial(self._saved.park, wanted, busy))
 
     def park_optimizer(self, wanted: int) -> int:
-        """Park some bytes of optimizer state, which nothing needs before the update; returns the bytes that are free."""
+        """Park some bytes of optimizer state, which nothing needs before the update; returns the free bytes."""
         return self._parked(functools.partial(self._optimizers.park, wanted, frozenset(), gradients=False))
 
     def _parked(self, park: Callable[[], int]) -> int:

@@ -104,6 +104,13 @@ def unseen() -> contextlib.AbstractContextManager[Any]:
     return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Calls without graph, without autocast, and unseen by modes of the user's."""
+    with torch.no_grad(), unseen(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+        yield
+
+
 class SavedTensors:
     """The saved tensors of this process that have been taken from their graphs."""
 

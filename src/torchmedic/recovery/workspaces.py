@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.recovery.room import in_use_and_limit
+from torchmedic.recovery.room import UNUSABLE_SHARE, in_use_and_limit
 
 CONVOLUTIONS = frozenset(
     {
@@ -24,7 +24,6 @@ CONVOLUTIONS = frozenset(
     }
 )
 _TRANSPOSED = frozenset({torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d})
-_UNUSABLE_SHARE = 0.03  # of what is allowed, in pieces that are too small
 _WATCHED_UPDATES = 5  # after the last out-of-memory: later steps find the same room
 
 
@@ -43,7 +42,7 @@ class Workspaces:
         self._left -= 1
 
     def missing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """The bytes that are missing for the result of a convolution, its gradient excluded, and its workspace."""
+        """The bytes that are missing for the result of a convolution and its workspace."""
         if self._left <= 0 or len(args) < 2 or not isinstance(args[0], torch.Tensor) or not args[0].is_cuda:
             return 0
         self.are_used = True
@@ -57,5 +56,5 @@ class Workspaces:
         result = source.nbytes * outputs // max(inputs * factor, 1)
         if func in _TRANSPOSED:
             result = source.nbytes * weight.shape[1] * factor // max(weight.shape[0], 1)
-        wanted = source.nbytes + 2 * (result + weight.nbytes) + int(_UNUSABLE_SHARE * memory[1])
-        return max(wanted - (memory[1] - memory[0]), 0)
+        wanted = source.nbytes + 2 * (result + weight.nbytes) + int(UNUSABLE_SHARE * memory[1])
+        return max(int(wanted) - (memory[1] - memory[0]), 0)

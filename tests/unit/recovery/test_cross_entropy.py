@@ -19,10 +19,16 @@ def small_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "_MIN_BYTES", 1)
 
 
-def loss_and_gradient(call: Any, logits: torch.Tensor, *, half: bool, **options: Any) -> tuple[torch.Tensor, ...]:
+def in_parts(parts: CrossEntropyInParts) -> Any:
+    return lambda logits, target, **options: parts.result((logits, target), options)
+
+
+def loss_and_gradient(
+    call: Any, logits: torch.Tensor, target: torch.Tensor, *, half: bool, **options: Any
+) -> tuple[torch.Tensor, ...]:
     source = logits.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        loss = call(source * 1, **options)
+        loss = call(source * 1, target, **options)
     (loss * 1.5).sum().backward()
     assert source.grad is not None
     return loss.detach(), source.grad
@@ -40,33 +46,32 @@ def test_same_bits(dtype: torch.dtype, half: bool, may_overwrite: bool) -> None:
             parts = CrossEntropyInParts()
             parts.may_overwrite = may_overwrite
             options = {"ignore_index": ignored, "reduction": reduction}
-            wanted = loss_and_gradient(lambda x, **kw: F.cross_entropy(x, target, **kw), logits, half=half, **options)
-            found = loss_and_gradient(lambda x, **kw: parts.result((x, target), kw), logits, half=half, **options)
+            wanted = loss_and_gradient(F.cross_entropy, logits, target, half=half, **options)
+            found = loss_and_gradient(in_parts(parts), logits, target, half=half, **options)
             for one, other in zip(found, wanted, strict=True):
                 assert one.dtype == other.dtype
                 assert torch.equal(one, other)
 
 
-def test_logits_are_overwritten_only_if_nobody_else_has_them() -> None:
-    target = torch.randint(0, 11, (ROWS,))
-    for is_held in (False, True):
-        source = torch.randn(ROWS, 11, requires_grad=True)
-        logits = source * 1
-        before, address, addresses = logits.detach().clone(), logits.data_ptr(), []
-        logits.register_hook(lambda gradient: addresses.append(gradient.data_ptr()))
-        parts = CrossEntropyInParts()
-        parts.may_overwrite = True
-        loss = parts.result((logits, target), {})
-        assert loss is not None
-        if not is_held:
-            del logits
+@pytest.mark.parametrize("is_held", [False, True])
+def test_logits_are_overwritten_only_if_nobody_else_has_them(is_held: bool) -> None:
+    logits = torch.randn(ROWS, 11, requires_grad=True) * 1
+    before, address = logits.detach().clone(), logits.data_ptr()
+    addresses: list[int] = []
+    logits.register_hook(lambda gradient: addresses.append(gradient.data_ptr()))
+    parts = CrossEntropyInParts()
+    parts.may_overwrite = True
+    loss = parts.result((logits, torch.randint(0, 11, (ROWS,))), {})
+    assert loss is not None
+    if is_held:
         loss.backward()
-        assert (addresses == [address]) is not is_held
-        if is_held:
-            assert torch.equal(logits, before)
-        else:
-            with pytest.raises(RuntimeError, match="second time"):
-                loss.backward()
+        assert torch.equal(logits, before)
+    else:
+        del logits
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    assert (addresses == [address]) is not is_held
 
 
 def test_changed_logits_are_an_error() -> None:
