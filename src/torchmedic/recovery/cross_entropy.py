@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from torchmedic.recovery.room import in_use_and_limit
-from torchmedic.recovery.saved_tensors import plainly, unseen
+from torchmedic.recovery.saved_tensors import is_unshared, plainly, unseen
 from torchmedic.source.objects.graph import walk
 
 _MIN_BYTES = 16 << 20  # of a log-softmax, below which nothing is gained
@@ -26,7 +26,6 @@ _MAX_TRIAL_PARTS = 2
 _COPIES = 4  # log-softmax, two gradients, and some room
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _NO_CLASS = -100
-_use_count = getattr(torch._C, "_storage_Use_Count", None)
 _forward, _backward = torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss_backward.default
 _softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 
@@ -82,7 +81,7 @@ class CrossEntropyInParts:
     def backward_bytes(self) -> int:
         """The bytes that backward needs beside the logits: none if it can overwrite them."""
         living = [each for reference in self._logits if (each := reference()) is not None]
-        return sum(each.nbytes // (_PARTS // 3) + (0 if _is_unshared(each) else each.nbytes) for each in living)
+        return sum(each.nbytes // (_PARTS // 3) + (0 if is_unshared(each) else each.nbytes) for each in living)
 
     def made(self, value: Any) -> bool:
         """Whether a value is the result of a call in parts."""
@@ -157,7 +156,7 @@ class _Loss(torch.autograd.Function):
             )
         total = ctx.total if settings.reduction else torch.ones((), dtype=settings.dtype, device=logits.device)
         with plainly():
-            if ctx.owner.may_overwrite and _is_unshared(logits):
+            if ctx.owner.may_overwrite and is_unshared(logits):
                 ctx.logits, result = None, logits
             else:
                 result = torch.empty_like(logits)
@@ -199,12 +198,6 @@ def _settings(
 def _parts(rows: int, count: int) -> Iterator[slice]:
     for start in range(0, count, rows):
         yield slice(start, min(start + rows, count))
-
-
-def _is_unshared(tensor: torch.Tensor) -> bool:
-    """Whether the memory belongs to this tensor alone, so that nobody sees a change."""
-    storage = tensor.untyped_storage()
-    return _use_count is not None and _use_count(storage._cdata) == 2 and storage.nbytes() == tensor.nbytes
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

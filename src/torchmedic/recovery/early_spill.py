@@ -32,7 +32,6 @@ from torchmedic.recovery.saved_tensors import (
 
 _CHEAP_SHARE = 0.25  # of the time of a copy: a recipe that takes no more is preferred to any copy
 _FORWARD_SHARE = 0.3  # of a step, in which copies run beside the computation
-_RECIPE_SECONDS = 6e-5  # to make a recipe in Python
 _MAX_DEPTH = 3  # of places that must be computed again for one place
 _FILE_SECONDS_PER_BYTE = 1e-9
 _SOON = 24  # saved tensors after the last one that goes: its storage may be saved again, and copies back begin there
@@ -55,8 +54,8 @@ class _Plan:
         self.dropped: dict[int, int] = {}  # bytes by number
         self.copied: dict[int, int] = {}
         self._left = budget
+        # In the order of the step: what comes first is needed last, and after the last one nothing is packed.
         priced = [(each.recipe_seconds, each) for each in candidates if each.recipe_seconds is not None]
-        priced.sort(key=lambda pair: (pair[0] + _RECIPE_SECONDS) / pair[1].nbytes)
         self._drop(each for seconds, each in priced if seconds <= _CHEAP_SHARE * each.copy_seconds)
         self._copy(candidates, hidden_seconds)
         self._drop(each for seconds, each in priced if seconds <= each.copy_seconds)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, plainly
+from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, is_unshared, plainly
 
 _MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
 _MAX_SEARCHES = 8  # in vain, after which a kind of tensor is not looked at
@@ -51,6 +51,8 @@ class _Operator:
         self.saved = frozenset(each.removeprefix("_saved_") for each in dir(type(node)) if each.startswith("_saved_"))
         self.function = (self._overload(name) or self._overload(f"_{name}")) if name else None
         self.arguments = list(self.function._schema.arguments) if self.function is not None else []
+        same = getattr(torch.ops.aten, f"{name}_", None) if self.function is not None else None
+        self.in_place = getattr(same, self.function._overloadname, None) if same is not None else None
 
     def _overload(self, name: str) -> Any:
         packet = getattr(torch.ops.aten, name, None)
@@ -70,9 +72,15 @@ class Recipe:
     """A call with its arguments: saved tensors, other recipes, constants."""
 
     def __init__(
-        self, function: Callable[..., Any], arguments: dict[str, Any], index: int, key: tuple[Any, ...]
+        self,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        index: int,
+        key: tuple[Any, ...],
+        in_place: Callable[..., Any] | None = None,
     ) -> None:
         self._function = function
+        self._in_place = in_place  # the same operator, with the result in its first argument
         self._arguments = arguments
         self._index = index
         self.key = key
@@ -94,9 +102,23 @@ class Recipe:
                 yield from each.sources()
 
     def compute(self) -> torch.Tensor:
-        result = self._function(**{name: _value(each) for name, each in self._arguments.items()})
+        values = {name: _value(each) for name, each in self._arguments.items()}
+        function = self._function
+        if self._in_place is not None and self._is_own(list(values.values())):
+            function = self._in_place
+        result = function(**values)
         found: torch.Tensor = result[self._index] if isinstance(result, tuple | list) else result
         return found
+
+    def _is_own(self, values: list[Any]) -> bool:
+        """Whether the first value belongs to this recipe alone, and can take the result."""
+        tensors = [each for each in values if isinstance(each, torch.Tensor)]
+        return (
+            isinstance(next(iter(self._arguments.values())), Recipe)
+            and tensors[0] is values[0]
+            and is_unshared(tensors[0])
+            and all((each.dtype, each.shape) == (tensors[0].dtype, tensors[0].shape) for each in tensors)
+        )
 
     def new_storage(self) -> torch.UntypedStorage:
         """A storage of its own with the result, laid out as the original was."""
@@ -194,7 +216,7 @@ class Recipes:
             if not isinstance(weight, SavedTensor):
                 raise _Unknown
             described.append(weight.address)
-        return Recipe(operator.function, arguments, index, (operator.name, index, *described))
+        return Recipe(operator.function, arguments, index, (operator.name, index, *described), operator.in_place)
 
     def _from_edge(self, node: Any, edge: int, calls: int, shape: tuple[int, ...], *, is_needed: bool = True) -> Any:
         """An argument that the node does not keep."""

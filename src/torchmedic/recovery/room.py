@@ -20,6 +20,7 @@ from torchmedic.recovery.saved_tensors import SavedTensors, unseen
 
 UNUSABLE_SHARE = 0.03  # of what is allowed, in pieces that are too small
 _MIN_WANTED_BYTES = 1 << 20
+_MAX_VAIN_RETRIES = 3  # a collection of garbage takes longer than a step
 _M_MMAP_THRESHOLD = -3  # of `mallopt`
 _MIN_MAPPED_BYTES = 1 << 20
 
@@ -38,6 +39,7 @@ class RoomMaker:
         self._saved = saved
         self._optimizers = optimizers
         self.no_room = ""  # why nothing more could be parked
+        self._vain_retries = 0
 
     def rooms(self, error: BaseException, busy: frozenset[int], *, is_update: bool, least: int) -> Iterator[Room]:
         """Make more and more room for a call that failed; ends when nothing is left to park.
@@ -51,9 +53,11 @@ class RoomMaker:
         """
         found = exhaustion_of_error(error)
         asked = found.asked if found is not None else None
-        if not least:  # what is unused was freed when the step first ran out of memory
+        is_first = not least and self._vain_retries < _MAX_VAIN_RETRIES
+        if is_first:  # what is unused was freed when the step first ran out of memory
             free_unused_memory()
             yield Room("retry", 0)
+            self._vain_retries += 1
         self.no_room = ""
         wanted, total = max(asked or 0, least, _MIN_WANTED_BYTES), 0
         while free := self._parked(functools.partial(self._saved.park, wanted, busy)):
@@ -65,7 +69,7 @@ class RoomMaker:
             total += free
             yield Room("optimizer", total)
             wanted *= 2
-        if least:
+        if not is_first:
             free_unused_memory()
             yield Room("retry", 0)
 

@@ -22,18 +22,31 @@ _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
 _MAX_PIECES = 64  # smaller ones are parked only if that many are not enough
 _MAX_NODES = 200_000
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
 _names: dict[type, tuple[str, ...]] = {}
 
 
 class SavedTensor:
     """What a node of the graph keeps instead of a tensor."""
 
-    __slots__ = ("__weakref__", "_backward", "_device", "_kind", "_original", "_version", "is_ahead", "place", "tensor")
+    __slots__ = (
+        "__weakref__",
+        "_backward",
+        "_device",
+        "_is_result",
+        "_kind",
+        "_original",
+        "_version",
+        "is_ahead",
+        "place",
+        "tensor",
+    )
     asked: ClassVar[list[SavedTensor] | None] = None  # who is asked for a tensor, while only that is of interest
 
     def __init__(self, tensor: torch.Tensor, backward: Backward) -> None:
         # Without its graph: a node that saves its own result would keep itself alive.
-        self.tensor: torch.Tensor | None = tensor if tensor.grad_fn is None else tensor.detach()
+        self._is_result = tensor.grad_fn is not None
+        self.tensor: torch.Tensor | None = tensor.detach() if self._is_result else tensor
         self.place: Place | None = None
         self.is_ahead = False  # whether backward needs copied tensors soon after this one
         self._backward = backward
@@ -86,7 +99,8 @@ class SavedTensor:
         if self.is_ahead:
             self._backward.fetch_ahead()
         if self.tensor is not None:
-            self._backward.consumed += self.tensor.nbytes
+            if self._is_result:  # parameters stay in memory
+                self._backward.consumed += self.tensor.nbytes
             return self.tensor
         if self.place is None:
             return _gone(None)
@@ -235,6 +249,13 @@ def is_plain(tensor: torch.Tensor) -> bool:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return False
     return tensor.device.type in ("cpu", "cuda") and not (tensor.is_leaf and tensor.requires_grad)
+
+
+def is_unshared(tensor: torch.Tensor) -> bool:
+    """Whether the memory belongs to this tensor alone, so that nobody sees a change."""
+    storage = tensor.untyped_storage()
+    # One use is the tensor's, one is that of the storage here.
+    return _use_count is not None and _use_count(storage._cdata) == 2 and storage.nbytes() == tensor.nbytes
 
 
 def parameter_storages() -> frozenset[int]:
