@@ -21,8 +21,8 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import exhaustion_of_error, is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.computed_again import ComputedAgain, Refused
+from torchmedic.recovery.living_tensors import living_tensors, unseen
 from torchmedic.recovery.room import free_unused_memory
-from torchmedic.recovery.saved_tensors import living_tensors, unseen
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.objects.graph import leaves_behind

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.nn import functional as F
 
+from torchmedic.recovery.living_tensors import is_unshared, plainly, unseen
 from torchmedic.recovery.room import in_use_and_limit
-from torchmedic.recovery.saved_tensors import is_unshared, plainly, unseen
 from torchmedic.source.objects.graph import walk
 
 _MIN_BYTES = 16 << 20  # of a log-softmax, below which nothing is gained

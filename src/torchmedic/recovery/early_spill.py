@@ -17,18 +17,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchmedic.observe.saved_hooks import CAN_TELL, top_hooks
+from torchmedic.recovery.living_tensors import is_plain, parameter_storages, unseen
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.places import Place
 from torchmedic.recovery.recipes import Recipe, Recipes
-from torchmedic.recovery.saved_tensors import (
-    MIN_PARKED_BYTES,
-    SavedTensor,
-    SavedTensors,
-    is_plain,
-    parameter_storages,
-    unpack,
-    unseen,
-)
+from torchmedic.recovery.saved_tensors import MIN_PARKED_BYTES, SavedTensor, SavedTensors, unpack
 
 _CHEAP_SHARE = 0.25  # of the time of a copy: a recipe that takes no more is preferred to any copy
 _FORWARD_SHARE = 0.3  # of a step, in which copies run beside the computation

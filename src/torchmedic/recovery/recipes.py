@@ -7,14 +7,15 @@ each kind, the call is made once and must give the same bits. So a wrong guess c
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, is_unshared, plainly
+from torchmedic.recovery.living_tensors import is_unshared, plainly
+from torchmedic.recovery.operators import Operator
+from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors
 
 _MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
 _MAX_SEARCHES = 8  # in vain, after which a kind of tensor is not looked at
@@ -25,8 +26,6 @@ _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3)  # a node of a layer norm does
 _WITHOUT_EFFECT = {"momentum": 0.0, "exponential_average_factor": 0.0}
 _STATISTICS = ("running_mean", "running_var")
 _VIEWS = frozenset({"view", "unsafe_view", "reshape_alias", "alias"})
-_NODE = re.compile(r"(.+)Backward\d+")
-_OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -39,33 +38,6 @@ class _Trial(NamedTuple):
 
     seconds: float
     epsilon: float
-
-
-class _Operator:
-    """The operator behind one type of node."""
-
-    def __init__(self, node: Any) -> None:
-        match = _NODE.fullmatch(type(node).__name__)
-        name = _snake_case(match[1]) if match else ""
-        self.name = name
-        self.saved = frozenset(each.removeprefix("_saved_") for each in dir(type(node)) if each.startswith("_saved_"))
-        self.function = (self._overload(name) or self._overload(f"_{name}")) if name else None
-        self.arguments = list(self.function._schema.arguments) if self.function is not None else []
-        same = getattr(torch.ops.aten, f"{name}_", None) if self.function is not None else None
-        self.in_place = getattr(same, self.function._overloadname, None) if same is not None else None
-
-    def _overload(self, name: str) -> Any:
-        packet = getattr(torch.ops.aten, name, None)
-        names = packet.overloads() if packet is not None else []
-        for each in (each for each in _OVERLOADS if each in names):
-            overload = getattr(packet, each)
-            known = {argument.name for argument in overload._schema.arguments}
-            if overload._schema.is_mutable or not {"self", "other", "input", "weight"} & self.saved <= known:
-                continue
-            if not any(str(argument.type) == "Tensor" for argument in overload._schema.arguments):
-                continue  # an overload of Python's numbers
-            return None if torch.Tag.nondeterministic_seeded in overload.tags else overload
-        return None
 
 
 class Recipe:
@@ -135,7 +107,7 @@ class Recipes:
 
     def __init__(self, saved: SavedTensors) -> None:
         self._saved = saved
-        self._operators: dict[type, _Operator] = {}
+        self._operators: dict[type, Operator] = {}
         self._tried: dict[tuple[Any, ...], _Trial | None] = {}  # None: the bits were not the same
         self._epsilon = _EPSILONS[0]
         self._is_on_device = False
@@ -183,7 +155,7 @@ class Recipes:
         """The recipe for one result of a node, with so many calls at most; calls on single elements keep the shape."""
         operator = self._operators.get(type(node))
         if operator is None:
-            operator = self._operators[type(node)] = _Operator(node)
+            operator = self._operators[type(node)] = Operator(node)
         if operator.name in _VIEWS and calls:
             inner = self._from_edge(node, 0, calls - 1, shape)
             return Recipe(torch.reshape, {"input": inner, "shape": shape}, 0, ("view", shape, _described(inner)))
@@ -310,8 +282,3 @@ def _has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     bits = _INTEGERS[one.element_size()]
     return torch.equal(one.view(bits), other.view(bits))
-
-
-def _snake_case(name: str) -> str:
-    """`max_pool2d_with_indices` for `MaxPool2DWithIndices`."""
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", re.sub(r"(\d)D", r"\1d", name)).lower()

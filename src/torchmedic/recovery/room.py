@@ -15,10 +15,12 @@ from torchmedic.detect.failures.exhaustion import exhaustion_of_error
 from torchmedic.observe.memory.headroom import address_limit, data_limit, headroom, sizes
 from torchmedic.observe.memory.host import host_memory
 from torchmedic.records.recovery import Means
+from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
-from torchmedic.recovery.saved_tensors import SavedTensors, unseen
+from torchmedic.recovery.saved_tensors import SavedTensors
 
 UNUSABLE_SHARE = 0.03  # of what is allowed, in pieces that are too small
+_UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
 _MIN_WANTED_BYTES = 1 << 20
 _MAX_VAIN_RETRIES = 3  # a collection of garbage takes longer than a step
 _M_MMAP_THRESHOLD = -3  # of `mallopt`
@@ -72,6 +74,14 @@ class RoomMaker:
         if not is_first:
             free_unused_memory()
             yield Room("retry", 0)
+
+    def has_room_for_update(self) -> bool:
+        """Whether updates, which all need the same memory, can go without the guard."""
+        needed: dict[torch.device, int] = {}
+        for each in self._optimizers.parameters:
+            needed[each.device] = needed.get(each.device, 0) + each.nbytes
+        known = [(in_use_and_limit(device), nbytes) for device, nbytes in needed.items()]
+        return all(found is None or found[1] - found[0] > _UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
 
     def park_saved(self, wanted: int, busy: frozenset[int] = frozenset()) -> int:
         """Park some bytes of saved tensors before they are short; returns the bytes that became free."""

@@ -7,13 +7,13 @@ nothing has to be decided, and nothing costs, before memory runs out.
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
 
+from torchmedic.recovery.living_tensors import is_plain, living_tensors, parameter_storages, unseen
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.places import Backward, Place
 from torchmedic.source.objects.graph import walk
@@ -22,7 +22,6 @@ _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
 _MAX_PIECES = 64  # smaller ones are parked only if that many are not enough
 _MAX_NODES = 200_000
-_use_count = getattr(torch._C, "_storage_Use_Count", None)
 _names: dict[type, tuple[str, ...]] = {}
 
 
@@ -111,18 +110,6 @@ class SavedTensor:
 
 def unpack(saved: Any) -> Any:
     return saved.unpack()
-
-
-def unseen() -> contextlib.AbstractContextManager[Any]:
-    """A context in which dispatch modes of the user's see no operation."""
-    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def plainly() -> Iterator[None]:
-    """Calls without graph, without autocast, and unseen by modes of the user's."""
-    with torch.no_grad(), unseen(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
-        yield
 
 
 class SavedTensors:
@@ -242,33 +229,6 @@ def _gone(nothing: None) -> torch.Tensor:
         "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
         "been freed)."
     )
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an ordinary one with a storage that can be parked."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return False
-    return tensor.device.type in ("cpu", "cuda") and not (tensor.is_leaf and tensor.requires_grad)
-
-
-def is_unshared(tensor: torch.Tensor) -> bool:
-    """Whether the memory belongs to this tensor alone, so that nobody sees a change."""
-    storage = tensor.untyped_storage()
-    # One use is the tensor's, one is that of the storage here.
-    return _use_count is not None and _use_count(storage._cdata) == 2 and storage.nbytes() == tensor.nbytes
-
-
-def parameter_storages() -> frozenset[int]:
-    """The storages of all parameters that live, which are never parked."""
-    return frozenset(
-        int(each.untyped_storage()._cdata)
-        for each in living_tensors()
-        if isinstance(each, torch.nn.Parameter) and each.layout is torch.strided
-    )
-
-
-def living_tensors() -> list[torch.Tensor]:
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
 
 
 def _live_nodes() -> Iterator[Any]:

@@ -21,19 +21,19 @@ from torchmedic.recovery.backward_room import BackwardRoom
 from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
+from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
 from torchmedic.recovery.recipes import Recipes
-from torchmedic.recovery.room import RoomMaker, give_back_caches, in_use_and_limit, keep_blocks_whole, used_share
-from torchmedic.recovery.saved_tensors import SavedTensors, unseen
+from torchmedic.recovery.room import RoomMaker, give_back_caches, keep_blocks_whole, used_share
+from torchmedic.recovery.saved_tensors import SavedTensors
 from torchmedic.recovery.workspaces import Workspaces
 
 Level = Literal["safe", "all"]
 
 _ALWAYS_GUARDED_UPDATES = 10
 _MIN_USED_SHARE = 0.5  # of some memory; below it, one step would have to need twice as much as all before
-_UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
 _LOOK_SECONDS = 1.0
 _CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
 _MIN_BUDGET_BYTES = 1 << 20
@@ -222,15 +222,7 @@ class Session:
                 self.raise_guard()
             else:
                 self.lower_guard()
-            self._is_update_safe = self._has_room_for_update()
-
-    def _has_room_for_update(self) -> bool:
-        """Whether updates, which all need the same memory, can go without the guard."""
-        needed: dict[torch.device, int] = {}
-        for each in self.optimizers.parameters:
-            needed[each.device] = needed.get(each.device, 0) + each.nbytes
-        known = [(in_use_and_limit(device), nbytes) for device, nbytes in needed.items()]
-        return all(found is None or found[1] - found[0] > _UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
+            self._is_update_safe = self.room.has_room_for_update()
 
     def state_wanted(self) -> None:
         """Somebody reads the state of an optimizer, perhaps in another thread: all of it must be in memory."""
