@@ -21,8 +21,8 @@ class Operator:
         self.saved = frozenset(each.removeprefix("_saved_") for each in dir(type(node)) if each.startswith("_saved_"))
         self.function = (self._overload(name) or self._overload(f"_{name}")) if name else None
         self.arguments = list(self.function._schema.arguments) if self.function is not None else []
-        same = getattr(torch.ops.aten, f"{name}_", None) if self.function is not None else None
-        self.in_place = getattr(same, self.function._overloadname, None) if same is not None else None
+        same = getattr(torch.ops.aten, f"{name}_", None) if name else None
+        self.in_place = None if self.function is None else getattr(same, self.function._overloadname, None)
 
     def _overload(self, name: str) -> Any:
         packet = getattr(torch.ops.aten, name, None)
