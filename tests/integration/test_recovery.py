@@ -152,3 +152,53 @@ def test_a_fault_of_its_own_is_contained(tmp_path: Path, hook: str) -> None:
     assert finished.stdout == ("stopped\n" if hook in ("recover.build", "recover.install") else "2\n") + "done\n"
     mentions = [line for line in finished.stderr.splitlines() if line.startswith("torchmedic: a fault of its own")]
     assert [hook in line for line in mentions] == ([True] if hook else []), finished.stderr
+
+
+RANKS = f"""
+import hashlib
+import sys
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from recovery_cases import OutOfMemory
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+net = torch.nn.parallel.DistributedDataParallel(layers)
+optimizer = torch.optim.Adam(net.parameters())
+for step in range(4):  # DDP lays out its buckets in the second step
+    optimizer.zero_grad()
+    data = torch.full((8, 64), 1.0 + rank + step)
+    at = 2 if rank and step == 2 else 0
+    with OutOfMemory(at if sys.argv[1] == "forward" else 0):
+        loss = net(data).square().mean()
+    with OutOfMemory(at if sys.argv[1] == "backward" else 0):
+        loss.backward()
+    optimizer.step()
+print(hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in net.parameters())).hexdigest() + ";", end="")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks(tmp_path: Path) -> None:
+    """A forward pass is recovered by one rank alone; a backward pass, in which all take part, is refused."""
+    (tmp_path / "job.py").write_text(RANKS)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = {}
+    for where in ("nowhere", "forward", "backward"):
+        command = [sys.executable, *launcher, "-m", "torchmedic", "run", "--recover", "safe", "job.py", where]
+        found[where] = subprocess.run(
+            command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=200
+        )
+    assert found["nowhere"].returncode == found["forward"].returncode == 0, found["forward"].stderr
+    assert found["forward"].stdout == found["nowhere"].stdout
+    assert len(set(found["forward"].stdout.split(";"))) == 2  # the weights of both ranks, and nothing after them
+    assert "torchmedic: recovered from out-of-memory in the forward pass once" in found["forward"].stderr
+    assert found["backward"].returncode != 0
+    reason = "other ranks take part in this backward pass, and would have to repeat it too"
+    assert f"not recovered from out-of-memory in the backward pass: {reason}" in found["backward"].stderr

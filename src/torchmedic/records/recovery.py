@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 RecoveryPhase = Literal["forward", "backward", "update"]
-Means = Literal["retry", "activations", "optimizer", "recompute"]
+Means = Literal["retry", "parts", "activations", "optimizer", "recompute"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _PHASES: dict[RecoveryPhase, str] = {
@@ -19,6 +19,7 @@ _PHASES: dict[RecoveryPhase, str] = {
 _FEWER_ACTIVATIONS = "a smaller micro-batch with gradient accumulation, or torch.utils.checkpoint on the largest blocks"
 _ADVICE: dict[Means, str] = {
     "retry": "free results of earlier steps sooner; on CUDA also PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "parts": "a loss that takes the rows of its logits in parts (chunked or fused cross entropy)",
     "activations": _FEWER_ACTIVATIONS,
     "recompute": _FEWER_ACTIVATIONS,
     "optimizer": "an optimizer with less state, or foreach=False",
@@ -29,8 +30,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_fi
     """A call that ran out of memory and was repeated with success.
 
     `bytes` were parked outside of the memory that was short; `seconds` is what the recovery took. With `is_avoided` the
-    memory was not short yet, but would have been. `on_device` is whether the run uses a device: where memory is short,
-    its libraries may choose another kernel, with other last bits.
+    memory was not short yet, but would have been. With `kernels_may_differ` there are convolutions on a device: cuDNN
+    takes another kernel, with other last bits, where its workspace does not fit.
     """
 
     step: int
@@ -40,7 +41,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_fi
     bytes: int = 0
     seconds: float = 0.0
     is_avoided: bool = False
-    on_device: bool = False
+    kernels_may_differ: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="recovery-refused", tag_field="kind"):
@@ -62,8 +63,8 @@ def summary(recoveries: Iterable[Recovery], refusals: Iterable[Refusal]) -> list
         times = "once" if len(found) == 1 else f"{len(found)} times"
         seconds = sum(each.seconds for each in found)
         same = "the results are the same"
-        if found[0].on_device:
-            same += " up to the rounding of kernels, which may be others when memory is short"
+        if found[0].kernels_may_differ:
+            same += " up to rounding, if cuDNN found no room for the workspace of a convolution"
         lines.append(
             f"{begin} in the {_PHASES[phase]} {times}, first at step {found[0].step}: "
             f"{_done(means, max(each.bytes for each in found))}, {seconds:.1f} s in all, {same}; "
@@ -76,6 +77,8 @@ def summary(recoveries: Iterable[Recovery], refusals: Iterable[Refusal]) -> list
 def _done(means: Means, nbytes: int) -> str:
     if means == "retry":
         return "unused memory was freed and the call repeated"
+    if means == "parts":
+        return "the loss was computed in parts"
     if means == "recompute":
         parked = f", {_size(nbytes)} of its saved activations were parked" if nbytes else ""
         return f"the step was computed again{parked}"

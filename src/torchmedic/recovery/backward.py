@@ -21,8 +21,8 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import exhaustion_of_error, is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.computed_again import ComputedAgain, Refused
-from torchmedic.recovery.room import avoid_broken_blocks, free_unused_memory
-from torchmedic.recovery.saved_tensors import living_tensors, unseen
+from torchmedic.recovery.living_tensors import living_tensors, unseen
+from torchmedic.recovery.room import free_unused_memory
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.objects.graph import leaves_behind
@@ -95,14 +95,17 @@ class GuardedEngine:
 
     def run_backward(self, t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         session, run = self._session, self._engine.run_backward
-        if self._depth or not session.is_up or len(args) < 4 or _is_compiling():
+        if self._depth or not session.is_up or len(args) < 4 or session.in_parts.is_trying or _is_compiling():
             return run(t_outputs, *args, **kwargs)
         self._depth += 1
         session.graphs_run += 1
         try:
             gradients = Gradients(session.optimizers.parameters)
             session.make_room_for_backward(t_outputs)
-            session.saved.backward.begin(session.backward_room.spare, keeps_graph=bool(args[1] or args[2]))
+            keeps_graph = bool(args[1] or args[2])
+            session.saved.backward.begin(session.backward_room.spare, keeps_graph=keeps_graph)
+            session.in_parts.may_overwrite = not keeps_graph
+            session.in_parts.is_refused |= bool(args[2])
             try:
                 result = run(t_outputs, *args, **kwargs)
             except BaseException as error:
@@ -119,6 +122,7 @@ class GuardedEngine:
             return result
         finally:
             self._depth -= 1
+            session.in_parts.may_overwrite = False
 
     def _repeated(self, call: _Call, gradients: Gradients, error: BaseException, frame: FrameType) -> Any:
         session = self._session
@@ -126,7 +130,6 @@ class GuardedEngine:
             reason = session.reason_against() or self._reason_against(call)
             if reason:
                 raise Refused(reason)
-            avoid_broken_blocks(error)
             if call.keeps_graph:
                 return self._on_kept_graph(call, gradients, error)
             return self._on_new_graph(call, gradients, error, frame)
@@ -176,6 +179,7 @@ class GuardedEngine:
         if not call.inputs:
             with unseen():
                 session.saved.release(call.roots)
+                session.in_parts.release(call.roots)
         for budget in self._budgets(error):
             spill = session.early_spill(budget)
             roots: list[torch.Tensor] = []
@@ -187,6 +191,7 @@ class GuardedEngine:
                     raise
                 with unseen():
                     session.saved.release(roots)
+                    session.in_parts.release(roots)
                 traceback.clear_frames(failure.__traceback__)
                 continue
             session.recovered("backward", "recompute", "backward", spill.spilled, time.monotonic() - started)

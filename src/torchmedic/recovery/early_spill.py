@@ -1,8 +1,8 @@
 """Saved tensors that do not stay in memory, because the steps before ran out of memory with them.
 
-The cheapest way comes first. A tensor that can be computed again in little time is dropped. Others are copied to the
-host beside the computation, as many as the time of a forward pass allows; these are the first ones of a step, which
-backward needs last. Where that is not enough, tensors are dropped that take more time to compute.
+In the first steps, tensors are taken out as they come, and their prices are noted: the time of the call that computes a
+tensor again, and the time of its copy. The steps after that follow a plan, which counts the saved tensors of a step and
+names those that go. The cheapest ones go first; copies that the forward pass hides cost nothing.
 """
 
 from __future__ import annotations
@@ -11,30 +11,68 @@ import contextlib
 import time
 import weakref
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchmedic.observe.saved_hooks import CAN_TELL, top_hooks
+from torchmedic.recovery.living_tensors import is_plain, parameter_storages, unseen
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.places import Place
 from torchmedic.recovery.recipes import Recipe, Recipes
-from torchmedic.recovery.saved_tensors import (
-    MIN_PARKED_BYTES,
-    SavedTensor,
-    SavedTensors,
-    is_plain,
-    parameter_storages,
-    unpack,
-    unseen,
-)
+from torchmedic.recovery.saved_tensors import MIN_PARKED_BYTES, SavedTensor, SavedTensors, unpack
 
 _CHEAP_SHARE = 0.25  # of the time of a copy: a recipe that takes no more is preferred to any copy
 _FORWARD_SHARE = 0.3  # of a step, in which copies run beside the computation
 _MAX_DEPTH = 3  # of places that must be computed again for one place
 _FILE_SECONDS_PER_BYTE = 1e-9
-_SOON = 24  # saved tensors after the last copied one, at which copies back begin
+_SOON = 24  # saved tensors after the last one that goes: its storage may be saved again, and copies back begin there
 _LEARNING_STEPS = 2
+
+
+class _Candidate(NamedTuple):
+    """A saved tensor of a step, with the prices of its absence."""
+
+    number: int  # among the saved tensors of the step
+    nbytes: int
+    recipe_seconds: float | None
+    copy_seconds: float
+
+
+class _Plan:
+    """Which saved tensors of a step go, by their numbers."""
+
+    def __init__(self, candidates: list[_Candidate], budget: int, hidden_seconds: float) -> None:
+        self.dropped: dict[int, int] = {}  # bytes by number
+        self.copied: dict[int, int] = {}
+        self._left = budget
+        # In the order of the step: what comes first is needed last, and after the last one nothing is packed.
+        priced = [(each.recipe_seconds, each) for each in candidates if each.recipe_seconds is not None]
+        self._drop(each for seconds, each in priced if seconds <= _CHEAP_SHARE * each.copy_seconds)
+        self._copy(candidates, hidden_seconds)
+        self._drop(each for seconds, each in priced if seconds <= each.copy_seconds)
+        self._copy(candidates, float("inf"))
+        self.last = max([*self.dropped, *self.copied], default=0)
+
+    def _drop(self, candidates: Iterator[_Candidate]) -> None:
+        self._take(candidates, self.dropped, float("inf"))
+
+    def _copy(self, candidates: list[_Candidate], seconds: float) -> None:
+        """Copy tensors, those first that backward needs last, as long as the copies take no more time."""
+        self._take(iter(candidates), self.copied, seconds)
+
+    def _take(self, candidates: Iterator[_Candidate], taken: dict[int, int], seconds: float) -> None:
+        for each in candidates:
+            if self._left <= 0:
+                return
+            if each.number in self.dropped or each.number in self.copied:
+                continue
+            seconds -= each.copy_seconds
+            if seconds < 0:
+                return
+            taken[each.number] = each.nbytes
+            self._left -= each.nbytes
 
 
 class EarlySpill:
@@ -47,51 +85,54 @@ class EarlySpill:
         self.budget = budget
         self.spilled = 0  # bytes in this step, both copied and dropped
         self.failed = False
-        self._copied = 0
         self._kept = parameter_storages()
         self._places: dict[int, tuple[weakref.ref[Place], StorageWeakRef, int]] = {}
         self._steps = 0
-        self._cheap_bytes = 0  # that can be dropped in a step at next to no cost
+        self._number = 0  # of the saved tensor that comes next
+        self._candidates: list[_Candidate] = []
+        self._noted: dict[int, StorageWeakRef] = {}  # storages of the candidates
+        self._plan: _Plan | None = None
+        self._planned_budget = 0
         self._is_overlapped = False  # whether copies are made beside the computation
-        self._seconds_per_byte = _FILE_SECONDS_PER_BYTE
-        self._max_copied = budget
-        self._since_copy = _SOON
+        self._last_gone = -_SOON
         self._began: float | None = None
         self._is_on = False  # as default hooks, from `start` on
 
     def next_step(self) -> None:
-        """Plan the next step by the last one."""
+        """Plan the next step by the ones before."""
         now = time.perf_counter()
-        if self._began is not None:
-            rest = max(self.budget - self._cheap_bytes, 0)
-            beside = (now - self._began) * _FORWARD_SHARE if self._is_overlapped else 0.0
-            free_of_cost = int(beside / self._seconds_per_byte)
-            missing = max(self.budget - self.spilled, 0) if self._max_copied < self.budget else 0
-            self._max_copied = min(rest, max(free_of_cost, self._copied + missing))
+        if self._number:
             self._steps += 1
+            if self._steps >= _LEARNING_STEPS and (self._plan is None or self._planned_budget != self.budget):
+                hidden = (now - self._began) * _FORWARD_SHARE if self._began and self._is_overlapped else 0.0
+                self._plan, self._planned_budget = _Plan(self._candidates, self.budget, hidden), self.budget
+            elif self._plan is None:
+                self._candidates = []
         self._began = now
-        self.spilled = self._copied = 0
-        self._cheap_bytes = 0 if self._steps < _LEARNING_STEPS else self._cheap_bytes
-        self._since_copy = _SOON
+        self.spilled = self._number = 0
+        self._last_gone = -_SOON
         self._places.clear()
+        self._noted.clear()
         self._saved.backward.next_step()
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         self._saved.note_new()
-        with unseen():
+        if not self.failed and tensor.nbytes >= MIN_PARKED_BYTES and is_plain(tensor):
             place = None
-            if not self.failed and is_plain(tensor):
-                with contextlib.suppress(RuntimeError, MemoryError, OSError):
-                    place = self._place(tensor)
+            self._number += 1
+            with unseen(), contextlib.suppress(RuntimeError, MemoryError, OSError):
+                place = self._place(tensor, self._number)
             if place is not None:
-                saved = SavedTensor(tensor, place)
+                self._last_gone = self._number
+                saved = SavedTensor(tensor, self._saved.backward)
+                saved.lies_in(place)
                 saved.tensor = None
                 return saved
+        with unseen():
             saved = self._saved.pack(tensor)  # can still be parked when memory runs out
-        self._since_copy += 1
-        if self._since_copy < _SOON:
-            saved.ahead = (self._saved.backward, self._saved.backward.order)
-        elif self.spilled >= self.budget and self._steps >= _LEARNING_STEPS:
+        if self._number - self._last_gone < _SOON:
+            saved.is_ahead = True
+        elif self._plan is not None and self._number > self._plan.last:
             self.rest()
         return saved
 
@@ -108,37 +149,58 @@ class EarlySpill:
             torch._C._autograd._pop_saved_tensors_default_hooks()
             self._is_on = False
 
-    def _place(self, tensor: torch.Tensor) -> Place | None:
+    def _place(self, tensor: torch.Tensor, number: int) -> Place | None:
         """The place of a tensor that is out of memory; None if the tensor stays."""
         storage = tensor.untyped_storage()
         key = int(storage._cdata)
-        if key in self._kept or storage.nbytes() < MIN_PARKED_BYTES:
-            return None
         known = self._places.get(key)
         if known is not None and not known[1].expired() and known[2] == tensor._version:
             place = known[0]()
             if place is not None:
                 return place
-        is_over = self.spilled >= self.budget
-        if is_over and self._steps >= _LEARNING_STEPS:
+        if key in self._kept:
             return None
+        plan = self._plan
+        if plan is None:
+            place = self._learned(tensor, storage, number)
+        elif (nbytes := plan.dropped.get(number) or plan.copied.get(number)) is None:
+            return None
+        elif nbytes != storage.nbytes():  # another step than the one that was planned
+            self._plan, self._steps, self._candidates = None, 0, []
+            return None
+        else:
+            place = self._planned(tensor, storage, is_dropped=number in plan.dropped)
+        if place is not None:
+            self._places[key] = (weakref.ref(place), StorageWeakRef(storage), tensor._version)
+            self.spilled += place.nbytes
+        return place
+
+    def _learned(self, tensor: torch.Tensor, storage: torch.UntypedStorage, number: int) -> Place | None:
+        """Note the prices of a tensor, and take it out while the step is above its budget."""
+        noted = self._noted.get(int(storage._cdata))
+        if noted is not None and not noted.expired():
+            return None  # a storage that stays, saved once more
+        self._noted[int(storage._cdata)] = StorageWeakRef(storage)
         place = Place(storage, self._saved.backward)
         recipe = self._recipe(tensor, place)
         copy_seconds = self._copy_seconds(storage)
-        is_cheap = recipe is not None and recipe.seconds <= _CHEAP_SHARE * copy_seconds
-        if is_cheap and self._steps < _LEARNING_STEPS:
-            self._cheap_bytes += place.nbytes
-        if is_over:
+        seconds = None if recipe is None else recipe.seconds
+        self._candidates.append(_Candidate(number, place.nbytes, seconds, copy_seconds))
+        if self.spilled >= self.budget:
             return None
-        can_copy = self._copied < self._max_copied
-        if recipe is not None and (is_cheap or (not can_copy and recipe.seconds <= copy_seconds)):
+        if recipe is not None and seconds is not None and seconds <= copy_seconds:
             place.drop(recipe)
-        elif can_copy:
-            self._copy(place, storage)
         else:
-            return None
-        self._places[key] = (weakref.ref(place), StorageWeakRef(storage), tensor._version)
-        self.spilled += place.nbytes
+            self._copy(place, storage)
+        return place
+
+    def _planned(self, tensor: torch.Tensor, storage: torch.UntypedStorage, *, is_dropped: bool) -> Place:
+        place = Place(storage, self._saved.backward)
+        recipe = self._recipe(tensor, place) if is_dropped else None
+        if recipe is not None:
+            place.drop(recipe)
+        else:
+            self._copy(place, storage)
         return place
 
     def _recipe(self, tensor: torch.Tensor, place: Place) -> Recipe | None:
@@ -151,9 +213,10 @@ class EarlySpill:
 
     def _copy_seconds(self, storage: torch.UntypedStorage) -> float:
         copies = self._space.copies(storage.device)
-        if copies is not None:
-            self._is_overlapped, self._seconds_per_byte = True, copies.seconds_per_byte
-        return self._seconds_per_byte * storage.nbytes()
+        if copies is None:
+            return _FILE_SECONDS_PER_BYTE * storage.nbytes()
+        self._is_overlapped = True
+        return copies.seconds_per_byte * storage.nbytes()
 
     def _copy(self, place: Place, storage: torch.UntypedStorage) -> None:
         try:
@@ -162,8 +225,6 @@ class EarlySpill:
             self.failed = True
             raise
         place.depth = 0
-        self._copied += place.nbytes
-        self._since_copy = 0
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

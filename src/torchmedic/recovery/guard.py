@@ -11,12 +11,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
+from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.random_calls import draws, generator_states
+from torchmedic.recovery.workspaces import CONVOLUTIONS
 
 if TYPE_CHECKING:
     from torchmedic.recovery.session import Session
@@ -33,32 +36,35 @@ class Guard(TorchFunctionMode):
         super().__init__()
         self._session = session
         self._out = session.optimizers.out
-        self._special: dict[Any, bool] = {}  # calls that draw random numbers or run a graph
+        self._special: dict[Any, bool] = {}  # calls that draw random numbers, run a graph or can be taken apart
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._out:
             self._bring_back(func, args, kwargs)
-        is_special = self._special.get(func)
-        put_back, graphs = None, 0
-        if is_special or is_special is None:  # most calls are property reads and plain operations
+        put_back, graphs, call = None, 0, func
+        if self._special.get(func, True):  # most calls are property reads and plain operations
             graphs = self._session.graphs_run
-            self._special[func] = draws(func) or func in _RUN_GRAPHS
-            if draws(func):
+            self._special[func] = draws(func) or func in _RUN_GRAPHS or func is F.cross_entropy or func in CONVOLUTIONS
+            if func is F.cross_entropy:
+                call = self._cross_entropy
+            elif func in CONVOLUTIONS:
+                self._session.make_room_for_workspace(func, args, kwargs or {})
+            elif draws(func):
                 self._session.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)
         try:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            return call(*args, **kwargs) if kwargs else call(*args)
         except BaseException as error:
             without_our_frame(error)
             has_run_graph = func in _RUN_GRAPHS and self._session.graphs_run != graphs
             if has_run_graph or not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                 raise
-            result = self._repeated(error, func, args, kwargs or {}, put_back)
+            result = self._repeated(error, call, args, kwargs or {}, put_back)
             if result is _FAILED:
                 raise
             return result
 
-    def _repeated(self, error: BaseException, func: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
+    def _repeated(self, error: BaseException, call: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
         """The result of the call, repeated with more room; `_FAILED` if no room could be made."""
         session = self._session
         started = time.monotonic()
@@ -73,13 +79,15 @@ class Guard(TorchFunctionMode):
                 if put_back is not None:
                     put_back()
                 try:
-                    result = func(*args, **kwargs)
+                    session.in_parts.is_on |= call == self._cross_entropy
+                    result = call(*args, **kwargs)
                 except Exception as again:
                     if not is_out_of_memory(again):
                         return _FAILED
                     continue
-                name = getattr(func, "__name__", "")
-                session.recovered(session.phase, room.means, name, room.nbytes, time.monotonic() - started)
+                name = getattr(call, "__name__", "").lstrip("_")
+                means = "parts" if room.means == "retry" and session.in_parts.made(result) else room.means
+                session.recovered(session.phase, means, name, room.nbytes, time.monotonic() - started)
                 return result
             session.refuse(session.phase, session.nothing_left())
         except KeyboardInterrupt:
@@ -87,6 +95,22 @@ class Guard(TorchFunctionMode):
         except Exception as failure:
             report_fault("recover.call", failure)
         return _FAILED
+
+    def _cross_entropy(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss, in parts if memory has run out before."""
+        parts = self._session.in_parts
+        try:
+            if not parts.is_on and parts.is_short(args, kwargs):
+                self._session.recovered("backward", "parts", "cross_entropy", 0, 0.0, is_avoided=True)
+            if parts.is_on and (loss := parts.result(args, kwargs)) is not None:
+                return loss
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            parts.is_refused = True
+            if not isinstance(error, IndexError):  # a target that is no class: the call itself says so
+                report_fault("recover.loss", error)
+        return F.cross_entropy(*args, **kwargs)
 
     def _bring_back(self, func: Any, args: Any, kwargs: Any) -> None:
         """Bring back tensors of optimizers that a call uses; others make room where there is none."""
@@ -98,6 +122,19 @@ class Guard(TorchFunctionMode):
         busy = frozenset(int(each.untyped_storage()._cdata) for each in used)
         for storage in missing:
             self._session.bring_back(storage, busy)
+
+
+class LossInParts(TorchFunctionMode):
+    """Takes a loss apart, for a step that is computed again with the guard away."""
+
+    def __init__(self, in_parts: CrossEntropyInParts) -> None:
+        super().__init__()
+        self._in_parts = in_parts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.cross_entropy and (loss := self._in_parts.result(args, kwargs or {})) is not None:
+            return loss
+        return func(*args, **(kwargs or {}))
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:

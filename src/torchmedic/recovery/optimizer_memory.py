@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from torchmedic.recovery.living_tensors import is_plain
 from torchmedic.recovery.parking import Parked, ParkingSpace
-from torchmedic.recovery.saved_tensors import is_plain
 
 _MIN_PARKED_BYTES = 4096
 

@@ -19,7 +19,7 @@ from torchmedic.observe.memory.host import host_memory
 _MAX_BEHIND_BYTES = 256 << 20  # copies that the computation does not wait for yet
 _MAX_AHEAD_BYTES = 512 << 20  # copies back that were started before they are needed
 _MIN_AHEAD_BYTES = 16 << 20
-_TRIAL_BYTES = 8 << 20
+_TRIAL_BYTES = 32 << 20
 _USUAL_SECONDS_PER_BYTE = 4e-11  # over PCIe of the fourth generation
 _KEPT_HOST_BYTES = 2 << 30  # that stay available on the host
 

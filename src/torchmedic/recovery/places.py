@@ -24,12 +24,14 @@ class Backward:
     def __init__(self) -> None:
         self.keeps_graph = False  # so nothing that is brought back may stay in memory until its node is gone
         self.order: list[weakref.ref[Place]] = []  # the places that were copied in this step, oldest first
+        self._next = -1  # the place of that order to be fetched next: backward comes to the last one first
         self.consumed = 0  # bytes that the pass has asked for: about half of them are free again
         self._spare = 0
 
     def begin(self, spare: int, *, keeps_graph: bool) -> None:
         """A backward pass begins, with so many bytes beside what it needs."""
         self.consumed, self._spare, self.keeps_graph = 0, spare, keeps_graph
+        self._next = len(self.order) - 1
 
     def has_room_for(self, nbytes: int) -> bool:
         """Whether so many bytes can be in memory before they are needed."""
@@ -47,14 +49,21 @@ class Backward:
         finally:
             self.keeps_graph = before
 
-    def fetch_ahead(self, order: list[weakref.ref[Place]], end: int) -> None:
-        """Start to bring back places before one of an order: backward comes to them next."""
-        while order and order[-1]() is None:
-            order.pop()
-        for reference in reversed(order[:end]):
-            place = reference()
+    def copied(self, place: Place) -> int:
+        """A place was copied; returns its position in the order."""
+        self.order.append(weakref.ref(place))
+        self._next = len(self.order) - 1
+        return self._next
+
+    def fetch_ahead(self, before: int | None = None) -> None:
+        """Start to bring back the places that backward comes to next, those before a position of the order."""
+        if before is not None:
+            self._next = min(self._next, before - 1)
+        while self._next >= 0:
+            place = self.order[self._next]()
             if place is not None and not place.fetch():
                 return
+            self._next -= 1
 
     def forget_ahead(self) -> None:
         """Give up what was brought back before it is needed: there is no memory for what is needed now."""
@@ -70,6 +79,7 @@ class Place:
     def __init__(self, storage: torch.UntypedStorage, backward: Backward) -> None:
         self.key = int(storage._cdata)
         self.nbytes = storage.nbytes()
+        self.device = storage.device
         self.tensors: list[weakref.ref[SavedTensor]] = []
         self.sequence = 0  # of the node that backward comes to first
         self.depth = 0  # of places that must be computed again for this one
@@ -78,7 +88,7 @@ class Place:
         self._restored: StorageWeakRef | None = None
         self._held: torch.UntypedStorage | None = None
         self._arrival: Arrival | None = None
-        self._order: tuple[list[weakref.ref[Place]], int] | None = None
+        self._position: int | None = None  # in the order of copied places
 
     @property
     def is_out(self) -> bool:
@@ -113,17 +123,11 @@ class Place:
     def copy_out(self, storage: torch.UntypedStorage, space: ParkingSpace) -> None:
         """Copy a storage that is still in use; its memory becomes free when its last user is gone."""
         self._source = Parked(storage, space, overlapped=True)
-        order = self._backward.order
-        order.append(weakref.ref(self))
-        self._order = (order, len(order) - 1)
+        self._position = self._backward.copied(self)
 
     def drop(self, recipe: Recipe) -> None:
         """Rely on a recipe; the memory becomes free when its last user is gone."""
         self._source = recipe
-
-    def consumed(self) -> None:
-        """Backward asks for a tensor that lies here."""
-        self._backward.consumed += self.nbytes
 
     def storage(self) -> torch.UntypedStorage:
         """The storage with its contents; all saved tensors that lie in it share it again."""
@@ -139,8 +143,8 @@ class Place:
             self._restored = StorageWeakRef(storage)
         else:
             self._held = storage
-        if self._order is not None:
-            self._backward.fetch_ahead(*self._order)
+        if self._position is not None:
+            self._backward.fetch_ahead(self._position)
         return storage
 
     def _brought_back(self, source: Parked | Recipe) -> torch.UntypedStorage:

@@ -7,15 +7,15 @@ each kind, the call is made once and must give the same bits. So a wrong guess c
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors, unseen
+from torchmedic.recovery.living_tensors import is_unshared, plainly
+from torchmedic.recovery.operators import Operator
+from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors
 
 _MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
 _MAX_SEARCHES = 8  # in vain, after which a kind of tensor is not looked at
@@ -26,8 +26,6 @@ _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3)  # a node of a layer norm does
 _WITHOUT_EFFECT = {"momentum": 0.0, "exponential_average_factor": 0.0}
 _STATISTICS = ("running_mean", "running_var")
 _VIEWS = frozenset({"view", "unsafe_view", "reshape_alias", "alias"})
-_NODE = re.compile(r"(.+)Backward\d+")
-_OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -42,36 +40,19 @@ class _Trial(NamedTuple):
     epsilon: float
 
 
-class _Operator:
-    """The operator behind one type of node."""
-
-    def __init__(self, node: Any) -> None:
-        match = _NODE.fullmatch(type(node).__name__)
-        name = _snake_case(match[1]) if match else ""
-        self.name = name
-        self.saved = frozenset(each.removeprefix("_saved_") for each in dir(type(node)) if each.startswith("_saved_"))
-        self.function = (self._overload(name) or self._overload(f"_{name}")) if name else None
-        self.arguments = list(self.function._schema.arguments) if self.function is not None else []
-
-    def _overload(self, name: str) -> Any:
-        packet = getattr(torch.ops.aten, name, None)
-        names = packet.overloads() if packet is not None else []
-        for each in (each for each in _OVERLOADS if each in names):
-            overload = getattr(packet, each)
-            known = {argument.name for argument in overload._schema.arguments}
-            if overload._schema.is_mutable or not {"self", "other", "input", "weight"} & self.saved <= known:
-                continue
-            return None if torch.Tag.nondeterministic_seeded in overload.tags else overload
-        return None
-
-
 class Recipe:
     """A call with its arguments: saved tensors, other recipes, constants."""
 
     def __init__(
-        self, function: Callable[..., Any], arguments: dict[str, Any], index: int, key: tuple[Any, ...]
+        self,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        index: int,
+        key: tuple[Any, ...],
+        in_place: Callable[..., Any] | None = None,
     ) -> None:
         self._function = function
+        self._in_place = in_place  # the same operator, with the result in its first argument
         self._arguments = arguments
         self._index = index
         self.key = key
@@ -93,13 +74,27 @@ class Recipe:
                 yield from each.sources()
 
     def compute(self) -> torch.Tensor:
-        result = self._function(**{name: _value(each) for name, each in self._arguments.items()})
+        values = {name: _value(each) for name, each in self._arguments.items()}
+        function = self._function
+        if self._in_place is not None and self._is_own(list(values.values())):
+            function = self._in_place
+        result = function(**values)
         found: torch.Tensor = result[self._index] if isinstance(result, tuple | list) else result
         return found
 
+    def _is_own(self, values: list[Any]) -> bool:
+        """Whether the first value belongs to this recipe alone, and can take the result."""
+        tensors = [each for each in values if isinstance(each, torch.Tensor)]
+        return (
+            isinstance(next(iter(self._arguments.values())), Recipe)
+            and tensors[0] is values[0]
+            and is_unshared(tensors[0])
+            and all((each.dtype, each.shape) == (tensors[0].dtype, tensors[0].shape) for each in tensors)
+        )
+
     def new_storage(self) -> torch.UntypedStorage:
         """A storage of its own with the result, laid out as the original was."""
-        with _plainly():
+        with plainly():
             result = self.compute()
             if result.stride() != self._strides or result.untyped_storage().nbytes() != self._nbytes:
                 laid_out = torch.empty_strided(self._shape, self._strides, dtype=result.dtype, device=result.device)
@@ -112,7 +107,7 @@ class Recipes:
 
     def __init__(self, saved: SavedTensors) -> None:
         self._saved = saved
-        self._operators: dict[type, _Operator] = {}
+        self._operators: dict[type, Operator] = {}
         self._tried: dict[tuple[Any, ...], _Trial | None] = {}  # None: the bits were not the same
         self._epsilon = _EPSILONS[0]
         self._is_on_device = False
@@ -127,15 +122,16 @@ class Recipes:
         if self._unknown.get(kind, 0) >= _MAX_SEARCHES:
             return None
         try:
-            recipe = self._with_epsilon(_EPSILONS[0], base)
-            self._unknown[kind] = 0
-            if recipe.key not in self._tried:
-                self._tried[recipe.key] = self._trial(base)
-            trial = self._tried[recipe.key]
-            if trial is None:
-                return None
-            if trial.epsilon != _EPSILONS[0]:
-                recipe = self._with_epsilon(trial.epsilon, base)
+            with plainly():
+                recipe = self._with_epsilon(_EPSILONS[0], base)
+                self._unknown[kind] = 0
+                if recipe.key not in self._tried:
+                    self._tried[recipe.key] = self._trial(base)
+                trial = self._tried[recipe.key]
+                if trial is None:
+                    return None
+                if trial.epsilon != _EPSILONS[0]:
+                    recipe = self._with_epsilon(trial.epsilon, base)
         except _Unknown:
             self._unknown[kind] = self._unknown.get(kind, 0) + 1
             return None
@@ -159,7 +155,7 @@ class Recipes:
         """The recipe for one result of a node, with so many calls at most; calls on single elements keep the shape."""
         operator = self._operators.get(type(node))
         if operator is None:
-            operator = self._operators[type(node)] = _Operator(node)
+            operator = self._operators[type(node)] = Operator(node)
         if operator.name in _VIEWS and calls:
             inner = self._from_edge(node, 0, calls - 1, shape)
             return Recipe(torch.reshape, {"input": inner, "shape": shape}, 0, ("view", shape, _described(inner)))
@@ -192,7 +188,7 @@ class Recipes:
             if not isinstance(weight, SavedTensor):
                 raise _Unknown
             described.append(weight.address)
-        return Recipe(operator.function, arguments, index, (operator.name, index, *described))
+        return Recipe(operator.function, arguments, index, (operator.name, index, *described), operator.in_place)
 
     def _from_edge(self, node: Any, edge: int, calls: int, shape: tuple[int, ...], *, is_needed: bool = True) -> Any:
         """An argument that the node does not keep."""
@@ -222,26 +218,26 @@ class Recipes:
         """Compute a tensor by its recipe; None if not every bit is the same."""
         for epsilon in _EPSILONS:
             recipe = self._with_epsilon(epsilon, base)
-            with _plainly():
-                for run in range(_TRIAL_RUNS):
-                    started = _now(base.device)
-                    found = recipe.compute()
-                    seconds = _now(base.device) - started
-                    if not run and not _has_same_bits(found, base.detach()):
-                        break
-                else:
-                    return _Trial(seconds, epsilon)
+            held = [each.unpack() for each in recipe.sources()]  # backward needs them too: not a price of this recipe
+            for run in range(_TRIAL_RUNS):
+                started = _now(base.device)
+                found = recipe.compute()
+                seconds = _now(base.device) - started
+                if not run and not _has_same_bits(found, base.detach()):
+                    break
+            else:
+                return _Trial(seconds, epsilon)
+            del held
             if not _has_epsilon(recipe):
                 break
         return None
 
 
 def _constant(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a small tensor: it may be changed before backward."""
+    """A copy of a small tensor: it may be changed before backward. Made without a graph."""
     if tensor.nbytes > _MAX_CONSTANT_BYTES:
         raise _Unknown
-    with _plainly():
-        return tensor.detach().clone()
+    return tensor.detach().clone()
 
 
 def _default(argument: Any) -> Any:
@@ -275,13 +271,6 @@ def _has_epsilon(recipe: Recipe) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    """Calls without graph, without autocast, and unseen by modes of the user's."""
-    with torch.no_grad(), unseen(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
-        yield
-
-
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -293,8 +282,3 @@ def _has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     bits = _INTEGERS[one.element_size()]
     return torch.equal(one.view(bits), other.view(bits))
-
-
-def _snake_case(name: str) -> str:
-    """`max_pool2d_with_indices` for `MaxPool2DWithIndices`."""
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", re.sub(r"(\d)D", r"\1d", name)).lower()

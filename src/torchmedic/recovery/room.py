@@ -15,10 +15,14 @@ from torchmedic.detect.failures.exhaustion import exhaustion_of_error
 from torchmedic.observe.memory.headroom import address_limit, data_limit, headroom, sizes
 from torchmedic.observe.memory.host import host_memory
 from torchmedic.records.recovery import Means
+from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
-from torchmedic.recovery.saved_tensors import SavedTensors, unseen
+from torchmedic.recovery.saved_tensors import SavedTensors
 
+UNUSABLE_SHARE = 0.03  # of what is allowed, in pieces that are too small
+_UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
 _MIN_WANTED_BYTES = 1 << 20
+_MAX_VAIN_RETRIES = 3  # a collection of garbage takes longer than a step
 _M_MMAP_THRESHOLD = -3  # of `mallopt`
 _MIN_MAPPED_BYTES = 1 << 20
 
@@ -37,6 +41,7 @@ class RoomMaker:
         self._saved = saved
         self._optimizers = optimizers
         self.no_room = ""  # why nothing more could be parked
+        self._vain_retries = 0
 
     def rooms(self, error: BaseException, busy: frozenset[int], *, is_update: bool, least: int) -> Iterator[Room]:
         """Make more and more room for a call that failed; ends when nothing is left to park.
@@ -50,10 +55,11 @@ class RoomMaker:
         """
         found = exhaustion_of_error(error)
         asked = found.asked if found is not None else None
-        avoid_broken_blocks(error)
-        if not least:  # what is unused was freed when the step first ran out of memory
+        is_first = not least and self._vain_retries < _MAX_VAIN_RETRIES
+        if is_first:  # what is unused was freed when the step first ran out of memory
             free_unused_memory()
             yield Room("retry", 0)
+            self._vain_retries += 1
         self.no_room = ""
         wanted, total = max(asked or 0, least, _MIN_WANTED_BYTES), 0
         while free := self._parked(functools.partial(self._saved.park, wanted, busy)):
@@ -65,13 +71,25 @@ class RoomMaker:
             total += free
             yield Room("optimizer", total)
             wanted *= 2
-        if least:
+        if not is_first:
             free_unused_memory()
             yield Room("retry", 0)
 
-    def park_saved(self, wanted: int) -> int:
+    def has_room_for_update(self) -> bool:
+        """Whether updates, which all need the same memory, can go without the guard."""
+        needed: dict[torch.device, int] = {}
+        for each in self._optimizers.parameters:
+            needed[each.device] = needed.get(each.device, 0) + each.nbytes
+        known = [(in_use_and_limit(device), nbytes) for device, nbytes in needed.items()]
+        return all(found is None or found[1] - found[0] > _UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
+
+    def park_saved(self, wanted: int, busy: frozenset[int] = frozenset()) -> int:
         """Park some bytes of saved tensors before they are short; returns the bytes that became free."""
-        return self._parked(functools.partial(self._saved.park, wanted, frozenset()))
+        return self._parked(functools.partial(self._saved.park, wanted, busy))
+
+    def park_optimizer(self, wanted: int) -> int:
+        """Park some bytes of optimizer state, which nothing needs before the update; returns the free bytes."""
+        return self._parked(functools.partial(self._optimizers.park, wanted, frozenset(), gradients=False))
 
     def _parked(self, park: Callable[[], int]) -> int:
         try:
@@ -109,8 +127,10 @@ def _fraction(device: int) -> float:
 def in_use_and_limit(device: torch.device) -> tuple[int, int] | None:
     """The bytes in use and the bytes that are allowed; None where there is no limit."""
     if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):
-            return torch.cuda.memory_allocated(device), _device_limit(device)
+        with contextlib.suppress(RuntimeError, KeyError):
+            found = torch.cuda.memory_stats_as_nested_dict(device)
+            used, reserved = (found[each]["all"]["current"] for each in ("allocated_bytes", "reserved_bytes"))
+            return used, _device_limit(device, reserved)
         return None
     limits = [(name, limit) for name, limit in (("VmSize", address_limit()), ("VmData", data_limit())) if limit]
     if not limits:
@@ -119,17 +139,19 @@ def in_use_and_limit(device: torch.device) -> tuple[int, int] | None:
     return min(((used.get(name, 0), limit) for name, limit in limits), key=lambda each: each[1] - each[0])
 
 
-def _device_limit(device: torch.device) -> int:
+def _device_limit(device: torch.device, reserved: int) -> int:
     """The bytes that the tensors of this process can take of a device."""
     free, total = torch.cuda.mem_get_info(device)
     index = device.index if device.index is not None else torch.cuda.current_device()
-    return min(free + torch.cuda.memory_reserved(device), int(_fraction(index) * total))
+    return min(free + reserved, int(_fraction(index) * total))
 
 
-def avoid_broken_blocks(error: BaseException) -> None:
-    """After a failure of the host's heap, have it map large blocks singly: small ones would break the freed ones up."""
-    found = exhaustion_of_error(error)
-    if found is None or found.where != "host":
+def keep_blocks_whole() -> None:
+    """Where the host has a limit, have its heap map large blocks singly: small ones would break the freed ones up.
+
+    A heap keeps its address space when its blocks are freed, and nothing large fits between what is left in it.
+    """
+    if not address_limit() and not data_limit():
         return
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)

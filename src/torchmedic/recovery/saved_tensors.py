@@ -7,13 +7,13 @@ nothing has to be decided, and nothing costs, before memory runs out.
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
 
+from torchmedic.recovery.living_tensors import is_plain, living_tensors, parameter_storages, unseen
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.places import Backward, Place
 from torchmedic.source.objects.graph import walk
@@ -28,25 +28,50 @@ _names: dict[type, tuple[str, ...]] = {}
 class SavedTensor:
     """What a node of the graph keeps instead of a tensor."""
 
+    __slots__ = (
+        "__weakref__",
+        "_backward",
+        "_device",
+        "_is_result",
+        "_kind",
+        "_original",
+        "_version",
+        "is_ahead",
+        "place",
+        "tensor",
+    )
     asked: ClassVar[list[SavedTensor] | None] = None  # who is asked for a tensor, while only that is of interest
 
-    def __init__(self, tensor: torch.Tensor, place: Place | None) -> None:
+    def __init__(self, tensor: torch.Tensor, backward: Backward) -> None:
         # Without its graph: a node that saves its own result would keep itself alive.
-        self.tensor: torch.Tensor | None = tensor if tensor.grad_fn is None else tensor.detach()
-        self.place = place
+        self._is_result = tensor.grad_fn is not None
+        self.tensor: torch.Tensor | None = tensor.detach() if self._is_result else tensor
+        self.place: Place | None = None
+        self.is_ahead = False  # whether backward needs copied tensors soon after this one
+        self._backward = backward
         self._version = tensor._version
         self._original = weakref.ref(tensor)
-        self._device = tensor.device
-        is_strided = tensor.layout is torch.strided
-        self._layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride()) if is_strided else (0, (), ())
-        self.kind = (tensor.dtype, *self._layout)  # two tensors of one kind lie in memory alike
-        self.ahead: tuple[Backward, list[weakref.ref[Place]]] | None = None  # what backward needs after this one
-        if place is not None:
-            place.tensors.append(weakref.ref(self))
+
+    def lies_in(self, place: Place) -> None:
+        """Note where the tensor lies, before it can leave its memory."""
+        self._kind = self.kind
+        self._device = place.device
+        self.place = place
+        place.tensors.append(weakref.ref(self))
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Type and layout: two tensors of one kind lie in memory alike."""
+        tensor = self.tensor
+        if tensor is None:
+            return self._kind
+        if tensor.layout is not torch.strided:
+            return (tensor.dtype, 0, (), ())
+        return (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The tensor in a storage, with the offset and the strides that it had."""
-        return torch.empty(0, dtype=self.kind[0], device=self._device).set_(storage, *self._layout)
+        return torch.empty(0, dtype=self._kind[0], device=self._device).set_(storage, *self._kind[1:])
 
     @property
     def address(self) -> int:
@@ -61,7 +86,7 @@ class SavedTensor:
         """
         if SavedTensor.asked is not None:
             SavedTensor.asked.append(self)
-            return torch.empty(0, dtype=self.kind[0], device=self._device)
+            return torch.empty(0, dtype=self.kind[0])
         living = self._original()
         if living is not None and living._version != self._version:
             raise RuntimeError(
@@ -70,25 +95,21 @@ class SavedTensor:
                 f"{self._version} instead. Hint: enable anomaly detection to find the operation that failed to "
                 "compute its gradient, with torch.autograd.set_detect_anomaly(True)."
             )
-        if self.ahead is not None:
-            self.ahead[0].fetch_ahead(self.ahead[1], len(self.ahead[1]))
-        if self.place is not None:
-            self.place.consumed()
+        if self.is_ahead:
+            self._backward.fetch_ahead()
         if self.tensor is not None:
+            if self._is_result:  # parameters stay in memory
+                self._backward.consumed += self.tensor.nbytes
             return self.tensor
         if self.place is None:
             return _gone(None)
+        self._backward.consumed += self.place.nbytes
         with unseen():
             return self.on(self.place.storage())
 
 
 def unpack(saved: Any) -> Any:
     return saved.unpack()
-
-
-def unseen() -> contextlib.AbstractContextManager[Any]:
-    """A context in which dispatch modes of the user's see no operation."""
-    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
 
 
 class SavedTensors:
@@ -115,7 +136,7 @@ class SavedTensors:
             OSError: There is no room to park them.
         """
         kept = busy | parameter_storages()
-        self.take(walk(_live_nodes()))
+        self._find_places(list(walk(_live_nodes())))
         free = 0
         large = wanted // _MAX_PIECES
         for place in sorted(self._places.values(), key=lambda each: (each.nbytes < large, each.sequence)):
@@ -145,15 +166,30 @@ class SavedTensors:
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Take a tensor from its node."""
-        place = None
         self.ours.add(self._sequence)
-        if is_plain(tensor):
-            storage = tensor.untyped_storage()
+        return SavedTensor(tensor, self.backward)
+
+    def _find_places(self, nodes: list[Any]) -> list[Place]:
+        """The places of the tensors that nodes have saved."""
+        self.take(nodes)
+        found: dict[int, Place] = {}
+        for node in nodes:
+            for name in _names_of(node):
+                for each in self.packed(node, name):
+                    place = self._place_of(each)
+                    if place is not None:
+                        place.sequence = max(place.sequence, node._sequence_nr())
+                        found[id(place)] = place
+        return list(found.values())
+
+    def _place_of(self, saved: SavedTensor) -> Place | None:
+        if saved.place is None and saved.tensor is not None and is_plain(saved.tensor):
+            storage = saved.tensor.untyped_storage()
             place = self._places.get(int(storage._cdata))
             if place is None or place.is_out:
                 place = self._places[int(storage._cdata)] = Place(storage, self.backward)
-            place.sequence = max(place.sequence, self._sequence)
-        return SavedTensor(tensor, place)
+            saved.lies_in(place)
+        return saved.place
 
     def packed(self, node: Any, name: str) -> list[SavedTensor]:
         """The handles behind an attribute of a node; hooks of others are not called."""
@@ -171,16 +207,7 @@ class SavedTensors:
 
     def sizes(self, nodes: Iterable[Any]) -> list[int]:
         """The bytes of the storages that nodes have saved tensors in, in memory or out of it."""
-        nodes = list(nodes)
-        self.take(nodes)
-        places = {
-            id(each.place): each.place.nbytes
-            for node in nodes
-            for name in _names_of(node)
-            for each in self.packed(node, name)
-            if each.place is not None
-        }
-        return sorted(places.values())
+        return sorted(each.nbytes for each in self._find_places(list(nodes)))
 
     def release(self, roots: Iterable[torch.Tensor]) -> None:
         """Free what the graph behind some tensors has saved, as a completed backward would have done."""
@@ -202,26 +229,6 @@ def _gone(nothing: None) -> torch.Tensor:
         "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
         "been freed)."
     )
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an ordinary one with a storage that can be parked."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return False
-    return tensor.device.type in ("cpu", "cuda") and not (tensor.is_leaf and tensor.requires_grad)
-
-
-def parameter_storages() -> frozenset[int]:
-    """The storages of all parameters that live, which are never parked."""
-    return frozenset(
-        int(each.untyped_storage()._cdata)
-        for each in living_tensors()
-        if isinstance(each, torch.nn.Parameter) and each.layout is torch.strided
-    )
-
-
-def living_tensors() -> list[torch.Tensor]:
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
 
 
 def _live_nodes() -> Iterator[Any]:

@@ -18,20 +18,22 @@ from torchmedic.contained import contained
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records.recovery import Means, Recovery, RecoveryPhase, Refusal
 from torchmedic.recovery.backward_room import BackwardRoom
+from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
+from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
 from torchmedic.recovery.recipes import Recipes
-from torchmedic.recovery.room import RoomMaker, give_back_caches, in_use_and_limit, used_share
-from torchmedic.recovery.saved_tensors import SavedTensors, unseen
+from torchmedic.recovery.room import RoomMaker, give_back_caches, keep_blocks_whole, used_share
+from torchmedic.recovery.saved_tensors import SavedTensors
+from torchmedic.recovery.workspaces import Workspaces
 
 Level = Literal["safe", "all"]
 
 _ALWAYS_GUARDED_UPDATES = 10
 _MIN_USED_SHARE = 0.5  # of some memory; below it, one step would have to need twice as much as all before
-_UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
 _LOOK_SECONDS = 1.0
 _CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
 _MIN_BUDGET_BYTES = 1 << 20
@@ -51,7 +53,9 @@ class Session:
         self.recipes = Recipes(self.saved)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
-        self.backward_room = BackwardRoom(self.room, self.saved)
+        self.in_parts = CrossEntropyInParts()
+        self.workspaces = Workspaces()
+        self.backward_room = BackwardRoom(self.room, self.saved, self.in_parts)
         self.guard = Guard(self)
         self.is_updating = False
         self.is_up = False
@@ -99,6 +103,9 @@ class Session:
         is_avoided: bool = False,
     ) -> None:
         self._calm = 0
+        keep_blocks_whole()  # the script may have set a limit since it made its optimizer
+        self.workspaces.watch()
+        self.in_parts.is_on |= means != "retry"
         if means == "activations":
             self.parked_in_step += nbytes
         elif means == "recompute":  # the whole step was computed with so much out of memory
@@ -111,7 +118,7 @@ class Session:
             bytes=nbytes,
             seconds=round(seconds, 3),
             is_avoided=is_avoided,
-            on_device=torch.cuda.is_initialized(),
+            kernels_may_differ=self.workspaces.are_used,
         )
         self._tell(recovery)
 
@@ -124,6 +131,24 @@ class Session:
             parked = self.backward_room.make(roots, self.optimizers.parameters)
         if parked:
             self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
+        if self.backward_room.missing:
+            started = time.monotonic()
+            parked = self.room.park_optimizer(self.backward_room.missing)
+            if parked:
+                self.recovered("backward", "optimizer", "", parked, time.monotonic() - started, is_avoided=True)
+
+    @contained("recover.workspace")
+    def make_room_for_workspace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Park activations if a convolution would not find its workspace."""
+        started = time.monotonic()
+        missing = self.workspaces.missing(func, args, kwargs)
+        if missing:
+            busy = frozenset(int(each.untyped_storage()._cdata) for each in args[:2])
+            with unseen():
+                self.space.catch_up()
+                parked = self.room.park_saved(missing, busy)
+            if parked:
+                self.recovered("forward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
 
     def refuse(self, phase: RecoveryPhase, reason: str) -> None:
         self._tell(Refusal(step=self.step, phase=phase, reason=reason))
@@ -148,6 +173,7 @@ class Session:
 
     def optimizer_built(self, optimizer: Any) -> None:
         self.optimizers.built(optimizer)
+        keep_blocks_whole()
         if not self._compiles:
             self.raise_guard()
         self.note_random_state()
@@ -186,6 +212,7 @@ class Session:
             for storage in self.optimizers.living_out(gradients_only=True):
                 self.bring_back(storage, frozenset())
         self._updates += 1
+        self.workspaces.update_ended()
         self._plan()
         now = time.monotonic()
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:
@@ -195,15 +222,7 @@ class Session:
                 self.raise_guard()
             else:
                 self.lower_guard()
-            self._is_update_safe = self._has_room_for_update()
-
-    def _has_room_for_update(self) -> bool:
-        """Whether updates, which all need the same memory, can go without the guard."""
-        needed: dict[torch.device, int] = {}
-        for each in self.optimizers.parameters:
-            needed[each.device] = needed.get(each.device, 0) + each.nbytes
-        known = [(in_use_and_limit(device), nbytes) for device, nbytes in needed.items()]
-        return all(found is None or found[1] - found[0] > _UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
+            self._is_update_safe = self.room.has_room_for_update()
 
     def state_wanted(self) -> None:
         """Somebody reads the state of an optimizer, perhaps in another thread: all of it must be in memory."""
@@ -235,6 +254,9 @@ class Session:
     def _plan(self) -> None:
         """Park early in the next steps what had to be parked in this one; park less after many calm steps."""
         early = self._early
+        in_parts = self.in_parts.possible_bytes if self.in_parts.is_on else 0  # which the next step does not need
+        self.in_parts.next_step()
+        self.parked_in_step = max(self.parked_in_step - in_parts, 0)
         if self.parked_in_step:
             if early is not None:
                 early.budget += self.parked_in_step
