@@ -134,7 +134,7 @@ def _touch(optimizer: Any, played: ReplayResult) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+    original = vars(owner)[name]  # `getattr` would ask a descriptor of the hooks, which gives out torch's function
     setattr(owner, name, value)
     try:
         yield
