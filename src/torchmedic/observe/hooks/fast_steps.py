@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchmedic import contained as containment
+from torchmedic.contained import contained
 from torchmedic.observe.numbers.finite_checks import Witness
 
 if TYPE_CHECKING:
     from torchmedic.observe.hooks.current_step import Step
 
-_MAX_STEPS = 32  # of a stretch: the step after it looks at more than one gradient
+_MAX_STEPS = 32  # of a stretch with the step that ends it, which looks at more than one gradient
 _REST_AFTER_NOTHING = 32  # steps after a stretch without a single fast step, before another one is tried
 _NO_WITNESS = Witness(0, False)
 
@@ -54,7 +55,7 @@ class FastSteps:
             until = min(until, leaks.due)
         if ranks is not None:
             until = min(until, clock.step + ranks.due - ranks.updates)
-        self.until, self.optimizer, self.witness = until, id(optimizer), witness
+        self.until, self.optimizer, self.witness = until - 1, id(optimizer), witness
         self._first, self._backwards = clock.step, finite.losses.backwards
         finite.begin_fast_steps()
         self.on = True
@@ -65,15 +66,21 @@ class FastSteps:
         first, self._first = self._first, None
         if first is None:
             return
+        count = self._step.clock.step - first
+        self._not_before = self._step.clock.step + (0 if count else _REST_AFTER_NOTHING)
+        if count:
+            self._account(first, count)
+
+    @contained("observe.fast_steps", computes=False)
+    def _account(self, first: int, count: int) -> None:
+        """Tell of some steps what the hooks tell of every other step one by one."""
         step = self._step
         clock, finite = step.clock, step.finite
-        count = clock.step - first
-        self._not_before = clock.step + (2 if count else _REST_AFTER_NOTHING)
-        if not count:
-            return
         clock.steps_passed(count)
         finite.steps_passed(count)
         if step.ranks is not None:
             step.ranks.updates += count
         if clock.step > step.curves.due and not finite.losses.late.are_usual:
-            step.curves.passed(first, finite.losses.last_of_steps(count, self._backwards), finite.last_key)
+            under_way = clock.micro_step + bool(step.backward_depth)  # calls of backward in the step that is not over
+            losses = finite.losses.last_of_steps(count, self._backwards, under_way)
+            step.curves.passed(first, losses, finite.last_key)

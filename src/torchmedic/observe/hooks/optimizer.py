@@ -107,7 +107,8 @@ class OptimizerHooks:
             if (callback := containment.step_aside(None)) is not None:
                 containment.step_aside(callback)  # below a compiled function
             elif not (
-                id(optimizer) != fast.optimizer
+                step.clock.step >= fast.until
+                or id(optimizer) != fast.optimizer
                 or kwargs
                 or len(args) > 1  # a closure
                 or in_functorch()
@@ -133,12 +134,10 @@ class OptimizerHooks:
         if fast.on:
             step = self._step
             clock = step.clock
-            following = clock.step + 1
-            if following < fast.until:
-                clock.step = following
-                clock.micro_step = 0
-                step.notes.sequence_number = get_sequence_number()
-                return
+            clock.step += 1
+            clock.micro_step = 0
+            step.notes.sequence_number = get_sequence_number()
+            return
         self.note_end(optimizer, stepped=True)
 
     @contained("observe.optimizer")

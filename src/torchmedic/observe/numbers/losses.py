@@ -140,11 +140,18 @@ class Losses:
             elif kind == "cpu":
                 self._look(root, 1)
 
-    def last_of_steps(self, count: int, backwards: int) -> list[float]:
-        """The last loss of each of some steps, if all have called backward equally often since a number of calls."""
-        calls = self.backwards - backwards
+    def last_of_steps(self, count: int, before: int, after: int) -> list[float]:
+        """The last loss of each of some steps in a row; empty if not all have called backward equally often.
+
+        Args:
+            count: How many steps.
+            before: Calls of backward up to the first of them.
+            after: Calls of backward since the last of them.
+        """
+        calls = self.backwards - before - after
         known = list(self.recent)
-        if calls % count or calls > len(known):
+        known = known[: len(known) - after]
+        if calls % count or not count <= calls <= len(known):
             return []
         return known[len(known) - calls :][calls // count - 1 :: calls // count]
 
