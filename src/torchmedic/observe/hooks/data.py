@@ -48,7 +48,7 @@ class DataHooks:
                 drawn(owner, index)
             return index
 
-        def requested(owner: Any, frame: FrameType) -> None:
+        def requested(owner: Any) -> None:
             if fast.on and self._awaited is None:
                 if (callback := containment.step_aside(None)) is not None:
                     containment.step_aside(callback)  # below a compiled function
@@ -60,7 +60,7 @@ class DataHooks:
                     except Exception as error:
                         self._quick_failed("observe.data", error)
             fast.on = False
-            self._requested(owner, frame)
+            self._requested(owner, sys._getframe(2))
 
         def arrived(owner: Any, batch: Any) -> Any:
             if fast.on and not (dispatch_modes() or function_modes() or is_profiling()):

@@ -124,13 +124,13 @@ def is_fine(optimizer: Any, witness: Witness) -> bool:
     gradient = parameter.grad
     if gradient is None:
         return True
-    if type(gradient) is not _Tensor or gradient.layout is not _STRIDED or gradient.requires_grad:
+    if type(gradient) is not _Tensor or gradient.requires_grad:
         return False
     if not is_vector:
-        return gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient)
+        return gradient.layout is _STRIDED and (gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient))
     try:
         return bool(gradient.dot(gradient).item() < inf)
-    except (RuntimeError, TypeError):  # the parameter is another one now
+    except (RuntimeError, TypeError):  # the parameter is another one now, or its gradient is sparse
         return False
 
 
