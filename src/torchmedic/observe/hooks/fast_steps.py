@@ -56,6 +56,8 @@ class FastSteps:
         if ranks is not None:
             until = min(until, clock.step + ranks.due - ranks.updates)
         self.until, self.optimizer, self.witness = until - 1, id(optimizer), witness
+        if self.until <= clock.step:
+            return  # the next step is the one that somebody waits for
         self._first, self._backwards = clock.step, finite.losses.backwards
         finite.begin_fast_steps()
         self.on = True
