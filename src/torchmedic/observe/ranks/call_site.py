@@ -1,13 +1,13 @@
 """The lines that led to a collective: those of the user, and those of libraries such as a Trainer.
 
-A collective may be called a thousand times in a second. So only identities of code objects and offsets are compared,
-and lines are looked up once per call site. The hash of a code object reads all of its constants: that of a module takes
-longer than everything else here.
+A collective may be called a thousand times in a second. So only code objects and offsets are compared, and lines are
+looked up once per call site.
 """
 
 from __future__ import annotations
 
 from types import CodeType, FrameType
+from typing import Any
 
 from torchmedic.observe.ranks.ring import Lines, Ring
 from torchmedic.source.user_code import is_library_file, is_user_file
@@ -22,8 +22,7 @@ class CallSites:
     """The call sites of one process, by their number in its ring."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._codes: dict[int, CodeType] = {}  # by identity; kept alive, so that the identity stays unique
+        self._numbers: dict[tuple[Any, ...], int] = {}
         self._kinds: dict[str, int] = {}  # of files
 
     def clear(self) -> None:
@@ -31,9 +30,8 @@ class CallSites:
 
     def number(self, frame: FrameType | None, ring: Ring) -> int:
         """The number of the call site that `frame` and its callers make; it is entered into the ring if it is new."""
-        places: list[int] = []
+        places: list[CodeType | int] = []
         users = 0
-        first = frame
         kind_of = self._kinds.get
         depth = 0
         while frame is not None and depth < _MAX_DEPTH:
@@ -42,7 +40,7 @@ class CallSites:
             if kind is None:
                 kind = self._judge(code.co_filename)
             if kind:
-                places += (id(code), frame.f_lasti)
+                places += (code, frame.f_lasti)
                 if kind == _USER:
                     users += 1
                     if users == MAX_USER_FRAMES:
@@ -52,26 +50,17 @@ class CallSites:
         key = tuple(places)
         number = self._numbers.get(key)
         if number is None:
-            self._keep(first)
             number = self._numbers[key] = ring.enter(*self._lines(key))
         return number
-
-    def _keep(self, frame: FrameType | None) -> None:
-        for _ in range(_MAX_DEPTH):
-            if frame is None:
-                return
-            self._codes[id(frame.f_code)] = frame.f_code
-            frame = frame.f_back
 
     def _judge(self, filename: str) -> int:
         kind = _USER if is_user_file(filename) else _LIBRARY if is_library_file(filename) else _OTHER
         self._kinds[filename] = kind
         return kind
 
-    def _lines(self, key: tuple[int, ...]) -> tuple[Lines, Lines]:
+    def _lines(self, key: tuple[Any, ...]) -> tuple[Lines, Lines]:
         both: dict[int, list[tuple[str, int, str]]] = {_USER: [], _LIBRARY: []}
-        for identity, offset in zip(key[::2], key[1::2], strict=True):
-            code = self._codes[identity]
+        for code, offset in zip(key[::2], key[1::2], strict=True):
             kind = self._kinds[code.co_filename]
             both[kind].append((code.co_filename, _line(code, offset), code.co_name))
         return tuple(both[_USER]), tuple(both[_LIBRARY][:MAX_LIBRARY_FRAMES])

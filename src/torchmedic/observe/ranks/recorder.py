@@ -18,7 +18,6 @@ from torch import Tensor
 
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.hooks import patches
-from torchmedic.observe.hooks.patches import compiler, is_traced
 from torchmedic.observe.ranks.call_site import CallSites
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.ring import FILE, Ring, described
@@ -152,9 +151,7 @@ class Recorder:
 
         @functools.wraps(original)
         def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_traced() or compiler._is_compiling_flag:
-                return original(module, *args, **kwargs)
-            if module.require_backward_grad_sync and torch.is_grad_enabled():
+            if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 self._reducing = module.process_group
                 mark(FORWARD, self._reducing)
                 if self.facts is not None:
@@ -191,10 +188,8 @@ class Recorder:
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if is_traced() or compiler._is_compiling_flag:
-                return original(*args, **kwargs)
             group = self._reducing
-            if group is not None and kwargs.get("accumulate_grad"):
+            if group is not None and kwargs.get("accumulate_grad") and not torch.compiler.is_compiling():
                 self._reducing = None
                 mark(BACKWARD, group)
             try:
