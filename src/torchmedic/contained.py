@@ -61,6 +61,11 @@ is_profiling: Callable[[], object] = _nothing
 hide: Callable[[], Callable[[], None] | None] = _nothing
 
 
+def is_sound() -> bool:
+    """Whether no hook has failed, and none is made to fail."""
+    return not _broken and _injected is None
+
+
 def on_fault(report: Callable[[Fault], None] | None, run: str = "") -> None:
     """Set the function that receives contained faults, and the run folder, in which nothing but torchmedic fails."""
     global _report, _injected, _run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,52 @@ for step in range(620):
 
     assert finished.report.diagnoses == (), finished.stderr
     assert finished.report.outcome.steps == 620
+
+
+STRETCHES = """
+import json, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmedic.observe import lifecycle
+from torchmedic.observe.hooks import current_step
+
+# However busy the machine is
+current_step._MAX_SHORT_SECONDS = current_step._MAX_STILL_SHORT_SECONDS = current_step._SECONDS_BETWEEN_FULL = 1e9
+agent = lifecycle.current()
+torch.manual_seed(0)
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+fast, items = 0, []
+for step, (x, y) in enumerate(DataLoader(TensorDataset(torch.ones(1200, 6), torch.ones(1200, 3)), batch_size=2)):
+    fast += agent.step.fast.on
+    items.append(agent.batches.indices)
+    optimizer.zero_grad()
+    loss = (model(x) - y).square().mean()
+    loss.backward()
+    SPOIL
+    optimizer.step()
+print(json.dumps([fast, items, agent.clock.step, agent.finite.steps, agent.batches.number + 1]))
+"""
+
+
+def test_fast_steps_are_accounted_for(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, STRETCHES.replace("SPOIL", "pass"))
+
+    fast, items, *counts = json.loads(finished.stdout)
+    assert fast > 250  # of the 299 steps that are short ones
+    assert counts == [600, 600, 600]
+    assert items == [[2 * step, 2 * step + 1] for step in range(600)]
+    events = map(json.loads, (finished.run / "rank0" / "events.jsonl").read_text().splitlines())
+    points = [point for event in events if event["kind"] == "curves" for point in event["points"]]
+    assert [point[0] for point in points if point[1] is not None] == list(range(600))
+
+
+def test_a_fault_in_a_fast_step_is_contained(tmp_path: Path) -> None:
+    spoil = "agent.finite.losses.trends = None if step == 500 else agent.finite.losses.trends"
+    finished = run_script(tmp_path, STRETCHES.replace("SPOIL", spoil))
+
+    fast, _, steps, *_ = json.loads(finished.stdout)
+    assert (finished.report.outcome.exit_status, steps) == (0, 600)
+    assert 100 < fast < 200  # none after the fault
+    assert "a fault of its own in observe.finite was contained" in finished.stderr

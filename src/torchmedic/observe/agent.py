@@ -152,6 +152,7 @@ class Agent:
     @contained("observe.course")
     def publish_course(self) -> None:
         """Write how the training went so far, for the report: the curves, and the settings once."""
+        self.step.fast.leave()
         self.step.curves.flush()
         if self._folder is not None and not self._has_settings and self.clock.optimizer_count:
             self._has_settings = True
@@ -183,6 +184,7 @@ class Agent:
     def paused(self) -> Iterator[None]:
         """A context in which the hooks ignore what is done."""
         before, self.step.paused = self.step.paused, True
+        self.step.fast.on = False
         try:
             yield
         finally:

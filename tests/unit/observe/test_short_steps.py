@@ -35,10 +35,10 @@ def full_steps(seconds: float, count: int, alarm: int = 0) -> list[int]:
 def test_one_of_many_short_steps_is_noted_in_full() -> None:
     noted = full_steps(0.001, 2000)
     assert noted[:301] == list(range(301))
-    assert {later - step for step, later in pairwise(noted[301:])} == {60}
+    assert {later - step for step, later in pairwise(noted[301:])} == {64}
 
 
-@pytest.mark.parametrize(("seconds", "between"), [(0.0001, 64), (0.005, 12), (0.01, 6)])
+@pytest.mark.parametrize(("seconds", "between"), [(0.0001, 64), (0.005, 32), (0.01, 16)])
 def test_the_longer_the_step_the_more_are_noted(seconds: float, between: int) -> None:
     noted = full_steps(seconds, 2000)[302:]
     assert {later - step for step, later in pairwise(noted)} == {between}

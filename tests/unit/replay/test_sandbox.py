@@ -14,11 +14,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import dataloader
 
+from torchmedic.observe.hooks.patches import NoticedResult
 from torchmedic.replay.isolation.outside_world import Refused, refusals, sealed
 from torchmedic.replay.isolation.python_state import python_left_alone
 from torchmedic.replay.isolation.sandbox import signals_deferred
+from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.tensor_writes import RestoreWrites
+
+
+def test_a_replay_puts_the_hook_of_a_loader_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = dataloader._BaseDataLoaderIter
+    hook = NoticedResult(kind.__next__, None, lambda owner, batch: batch)
+    monkeypatch.setattr(kind, "__next__", hook)
+    with no_side_effects(ReplayResult(), [], None, backward=True, keep_graphs=False):
+        assert vars(kind)["__next__"] is not hook
+    assert vars(kind)["__next__"] is hook
 
 
 def test_the_thread_of_a_replay_writes_nothing_and_others_lose_nothing(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
 from torchmedic import contained as containment
 
-_function_modes = torch._C._len_torch_function_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+function_modes = torch._C._len_torch_function_stack
+dispatch_modes = torch._C._len_torch_dispatch_stack
+is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _record: Callable[[bool], None] = torch._C._autograd._enable_record_function
 
 
@@ -42,9 +42,9 @@ _hidden = _Hidden()
 
 def install() -> None:
     """Have every contained hook run outside of modes and profilers."""
-    containment.has_function_modes = _function_modes
-    containment.has_dispatch_modes = _dispatch_modes
-    containment.is_profiling = _is_profiling
+    containment.has_function_modes = function_modes
+    containment.has_dispatch_modes = dispatch_modes
+    containment.is_profiling = is_profiling
     containment.hide = hide
 
 
@@ -52,11 +52,11 @@ def hide() -> Callable[[], None] | None:
     """Step outside of modes and profilers. The result steps back in; None: that is done already."""
     if _hidden.is_hiding:
         return None  # a hook inside of a hook
-    if _dispatch_modes() and any(_is_of_torch(mode) for mode in _dispatch_stack()):
+    if dispatch_modes() and any(_is_of_torch(mode) for mode in _dispatch_stack()):
         return _guarded()
-    functions = [_pop_function_mode() for _ in range(_function_modes())]
-    dispatches = [_pop_dispatch_mode() for _ in range(_dispatch_modes())]
-    was_profiling = _is_profiling()
+    functions = [_pop_function_mode() for _ in range(function_modes())]
+    dispatches = [_pop_dispatch_mode() for _ in range(dispatch_modes())]
+    was_profiling = is_profiling()
     if was_profiling:
         _record(False)
     _hidden.is_hiding = True
@@ -85,7 +85,7 @@ def _guarded() -> Callable[[], None]:
     stack = contextlib.ExitStack()
     stack.enter_context(torch._C.DisableTorchFunction())
     stack.enter_context(torch._C._DisableTorchDispatch())
-    if _is_profiling():
+    if is_profiling():
         _record(False)
         stack.callback(_record, True)
     _hidden.is_hiding = True

@@ -29,6 +29,7 @@ class Hooks:
         """Put every hook in place; one that cannot be leaves the others working."""
         for part in (self._data, self._backward, self._optimizers, self._scaler):
             contained("observe.install")(part.install)()
+        self.step.fast.leave()
         self.step.noting = False
         self.step.trust_notes()
         self.step.finite.on = False
@@ -36,6 +37,7 @@ class Hooks:
 
     def remove(self) -> None:
         """Leave torch as it was; `install` puts everything back."""
+        self.step.fast.leave()
         self._optimizers.remove()
         self.forward.remove()
         patches.take_back()

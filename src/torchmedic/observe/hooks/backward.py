@@ -10,12 +10,14 @@ from typing import Any
 
 import torch.autograd
 
+from torchmedic import contained as containment
 from torchmedic.contained import contained
+from torchmedic.observe.device.hidden_work import dispatch_modes, function_modes, is_profiling
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import compiler, is_traced, without_our_frame, wrap
-from torchmedic.observe.numbers.finite_checks import are_plain
+from torchmedic.observe.numbers.finite_checks import are_plain, in_functorch
 from torchmedic.observe.step.clock import BACKWARD
 
 
@@ -31,8 +33,8 @@ class BackwardHooks:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         step = self._step
-        clock = step.clock
-        glance = contained("observe.backward")(self._glance)
+        clock, finite, fast = step.clock, step.finite, step.fast
+        glance = finite.losses.glance
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -41,10 +43,22 @@ class BackwardHooks:
             if len(args) > 3 and args[3] and step.leaks is not None and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
             roots = args[0] if args else kwargs.get("t_outputs", ())
-            is_quick = step.fast_path and glance(roots)
+            is_quick = False
+            if fast.on:
+                # What follows runs in nearly every step of a run of very short ones: no function of ours but `glance`.
+                if (callback := containment.step_aside(None)) is not None:
+                    containment.step_aside(callback)  # below a compiled function
+                elif not (
+                    step.backward_depth or in_functorch() or dispatch_modes() or function_modes() or is_profiling()
+                ):
+                    try:
+                        is_quick = glance(roots, clock.step, finite.steps)
+                    except Exception as error:
+                        step.numbers_failed(error, sys._getframe())
             if is_quick:
                 step.backward_depth = 1
             else:
+                fast.on = False
                 self._begins(roots)
             try:
                 result = original(*args, **kwargs)
@@ -93,23 +107,6 @@ class BackwardHooks:
                 step.finite.backward_begins(roots, place, frame, step.stepping, has_optimizers=has_optimizers)
             except Exception as error:
                 step.numbers_failed(error, frame)
-
-    def _glance(self, roots: Any) -> bool:
-        """All that is done in most steps of a run of very short ones, where every microsecond is felt.
-
-        False if there is anything unusual: this step is then not one of those.
-        """
-        step = self._step
-        finite = step.finite
-        is_plain = step.backward_depth == 0 and step.stepping is None and not step.paused and not step.habits.awake
-        if is_plain and finite.on and are_plain():
-            try:
-                if finite.losses.glance(roots, step.clock.step, finite.steps):
-                    return True
-            except Exception as error:
-                step.numbers_failed(error, sys._getframe(1))
-        step.fast_path = False
-        return False
 
     @contained("observe.backward")
     def _ends(self, result: Any) -> None:

@@ -1,7 +1,7 @@
 """The step that is under way, as the hooks know it, the watches that they feed, and whether it is watched in full.
 
 A step of a small model takes some milliseconds, most of it spent on launching kernels; to note everything that a
-replay might want would be felt there. After some hundred such steps one is noted in full every 60 milliseconds, and at
+replay might want would be felt there. After some hundred such steps one is noted in full every 160 milliseconds, and at
 least one in 64. In the others the batch and the loss are kept, and on the CPU the gradients are looked at as ever. Only
 the random state and the variables that a step starts from are not known, so that nobody puts back stale ones. On a
 device that is read late, the losses of these steps are read together: what is bad is noticed some dozen steps later,
@@ -20,6 +20,7 @@ from torchmedic.observe.checkup.watch import Checkup
 from torchmedic.observe.device.async_devices import is_device_error
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.heap.growth_watch import LeakWatch
+from torchmedic.observe.hooks.fast_steps import FastSteps
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.training_curves import TrainingCurves
@@ -36,7 +37,7 @@ _MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
 _MAX_SHORT_SECONDS = 0.015  # of a step that counts as short: to note a step in full takes a hundredth of that
 _MAX_STILL_SHORT_SECONDS = 0.025  # in a run that is known to have short steps: a busy machine changes nothing about it
 _MIN_STEPS = 300  # before a run is known to have short steps
-_SECONDS_BETWEEN_FULL = 0.06  # between two short steps that are noted in full, but
+_SECONDS_BETWEEN_FULL = 0.16  # between two short steps that are noted in full, but
 _MAX_STEPS_BETWEEN_FULL = 64
 
 
@@ -66,7 +67,8 @@ class Step:
         self.paused = False  # while a replay runs, which is not training
         self.noting = False
         self.is_sampled_out = False  # this step is not noted in full
-        self.fast_path = False  # nor was the one before, all was well in it, and nobody waits for anything
+        self.fast = FastSteps(self)
+        habits.on_wake = self.fast.leave
         self.backward_depth = 0
         self.stepping: Any = None  # the optimizer whose step is under way
         self._is_opened = False  # since the last update something was seen to begin the step

@@ -10,7 +10,9 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
-from torchmedic.contained import contained
+from torchmedic import contained as containment
+from torchmedic.contained import contained, report_fault
+from torchmedic.observe.device.hidden_work import dispatch_modes, function_modes, is_profiling
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import NoticedResult, replace
@@ -30,23 +32,55 @@ class DataHooks:
 
     def install(self) -> None:
         iterator = dataloader._BaseDataLoaderIter
-        drawn = contained("observe.batches", computes=False)(self._step.batches.index_drawn)
+        step = self._step
+        batches, fast = step.batches, step.fast
+        drawn = contained("observe.batches", computes=False)(batches.index_drawn)
+
+        # The fast path of each of these three is contained by itself.
 
         def index_drawn(owner: Any, index: Any) -> Any:
-            drawn(owner, index)
+            if fast.on:
+                try:
+                    batches.index_drawn(owner, index)
+                except Exception as error:
+                    self._quick_failed("observe.batches", error)
+            else:
+                drawn(owner, index)
             return index
 
-        step = self._step
+        def requested(owner: Any) -> None:
+            if fast.on and self._awaited is None:
+                if (callback := containment.step_aside(None)) is not None:
+                    containment.step_aside(callback)  # below a compiled function
+                else:
+                    try:
+                        if owner._num_yielded:  # else a pass over the data begins
+                            self._awaited = batches.requested(owner)
+                            return
+                    except Exception as error:
+                        self._quick_failed("observe.data", error)
+            fast.on = False
+            self._requested(owner, sys._getframe(2))
 
         def arrived(owner: Any, batch: Any) -> Any:
-            if step.is_sampled_out and step.ranks is None:
+            if fast.on and not (dispatch_modes() or function_modes() or is_profiling()):
+                self._awaited = None
+                try:
+                    batches.came(owner, batch, is_kept=step.finite.losses.late.are_usual)
+                except Exception as error:
+                    self._quick_failed("observe.data", error)
+            elif step.is_sampled_out and step.ranks is None:
                 self._arrived_sampled_out(owner, batch)
             else:
                 self._arrived(owner, batch, sys._getframe(1))
             return batch
 
-        replace(iterator, "__next__", NoticedResult(iterator.__next__, self._requested, arrived))
+        replace(iterator, "__next__", NoticedResult(iterator.__next__, requested, arrived))
         replace(iterator, "_next_index", NoticedResult(iterator._next_index, None, index_drawn))
+
+    def _quick_failed(self, where: str, error: Exception) -> None:
+        self._step.fast.on = False
+        report_fault(where, error)
 
     @contained("observe.data", computes=False)
     def _requested(self, iterator: Any, frame: FrameType) -> None:
@@ -96,9 +130,7 @@ class DataHooks:
         if step.paused:
             return
         self._awaited = None
-        batches = step.batches
-        batches.taken(iterator)
-        batches.arrived(batch, direct=batches.is_direct, is_kept=step.finite.losses.late.are_usual)
+        step.batches.came(iterator, batch, is_kept=step.finite.losses.late.are_usual)
 
 
 def _asked_by_user(frame: FrameType | None) -> bool:

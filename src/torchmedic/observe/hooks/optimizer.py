@@ -7,12 +7,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from torch._C._autograd import _get_sequence_nr as get_sequence_number
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from torchmedic import contained as containment
 from torchmedic.contained import contained
+from torchmedic.observe.device.hidden_work import dispatch_modes, function_modes, is_profiling
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import compiler, is_traced, without_our_frame, wrap
+from torchmedic.observe.numbers.finite_checks import in_functorch, is_fine
 from torchmedic.observe.step.clock import OPTIMIZER
 from torchmedic.source.lookup.optimizers import construction
 from torchmedic.source.user_code import user_frame
@@ -26,6 +30,7 @@ class OptimizerHooks:
         self._forward = forward
         self.has_begun = False  # an update, since a scaler was asked for one
         self._handles: list[Any] = []
+        self._fast = step.fast
 
     def install(self) -> None:
         self._handles.append(register_optimizer_step_pre_hook(self._begins))
@@ -50,6 +55,7 @@ class OptimizerHooks:
     @contained("observe.optimizer")
     def _built(self, optimizer: Any) -> None:
         step = self._step
+        step.fast.leave()
         self._forward.expect()
         step.clock.optimizer_built(optimizer, construction(sys._getframe(1), type(optimizer)))
         step.habits.optimizer_built(optimizer, sys._getframe(1))
@@ -59,11 +65,11 @@ class OptimizerHooks:
         step.begins(user_frame(sys._getframe(1)))  # the first step of a loop that has no loader begins about here
 
     def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        step = self._step
+        step, fast = self._step, self._fast
 
         @functools.wraps(original)
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_traced() or compiler._is_compiling_flag or (step.fast_path and not step.habits.awake):
+            if is_traced() or compiler._is_compiling_flag or fast.on:
                 return original(optimizer, *args, **kwargs)
             listening = step.habits.awake and not step.paused
             if listening:
@@ -95,42 +101,51 @@ class OptimizerHooks:
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_traced() or compiler._is_compiling_flag:
             return
+        fast = self._fast
+        if fast.on:
+            step = self._step
+            if (callback := containment.step_aside(None)) is not None:
+                containment.step_aside(callback)  # below a compiled function
+            elif not (
+                step.clock.step >= fast.until
+                or id(optimizer) != fast.optimizer
+                or kwargs
+                or len(args) > 1  # a closure
+                or in_functorch()
+                or dispatch_modes()
+                or function_modes()
+                or is_profiling()
+            ):
+                finite = step.finite
+                try:
+                    if finite.losses.late.held or is_fine(optimizer, fast.witness):
+                        finite.steps += 1
+                        self.has_begun = True
+                        return
+                except Exception as error:
+                    step.numbers_failed(error, sys._getframe())
+            fast.on = False
         self._note_begin(optimizer, args, kwargs)
 
     def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_traced() or compiler._is_compiling_flag:
             return
-        if not (self._step.fast_path and self._glance_at_end(optimizer)):
-            self.note_end(optimizer, stepped=True)
-
-    @contained("observe.optimizer", computes=False)
-    def _glance_at_end(self, optimizer: Any) -> bool:
-        """Fast path of `note_end` for short steps; False: nothing was done yet, take the full path."""
-        step = self._step
-        clock, finite, habits = step.clock, step.finite, step.habits
-        following = clock.step + 1
-        if (
-            clock.optimizer_count != 1
-            or following >= step.short_steps.next_full
-            or following >= habits.standstill.due
-            or (step.leaks is not None and following >= step.leaks.due)
-            or finite.wants_weights
-            or habits.awake
-            or step.paused
-            or step.ranks is not None
-            or not step.short_steps.applies()
-        ):
-            return False
-        step.stepping = None
-        clock.optimizer_stepped(optimizer)
-        step.notes.step_is_over()
-        return True
+        fast = self._fast
+        if fast.on:
+            step = self._step
+            clock = step.clock
+            clock.step += 1
+            clock.micro_step = 0
+            step.notes.sequence_number = get_sequence_number()
+            return
+        self.note_end(optimizer, stepped=True)
 
     @contained("observe.optimizer")
     def _note_begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         step = self._step
         if step.paused:
             return
+        step.fast.leave()
         step.backward_depth = 0
         self.has_begun = True
         step.stepping = optimizer
@@ -144,19 +159,13 @@ class OptimizerHooks:
                 step.check_up(step.checkup.step_begins, optimizer, callable(closure))
         if step.habits.awake:
             step.habits.step_begins(optimizer, frame)
-            step.fast_path = False
         finite = step.finite
         if finite.on:
             try:
-                if (
-                    step.is_sampled_out
-                    and (step.fast_path or finite.is_calm)
-                    and finite.glance_at_gradients(optimizer, frame)
-                ):
+                if step.is_sampled_out and finite.is_calm and finite.glance_at_gradients(optimizer, frame):
                     if step.clock.step >= step.curves.due and not finite.losses.late.are_usual:
                         step.curves.note(step.clock.step, optimizer, finite)
                     return
-                step.fast_path = False
                 finite.step_begins(optimizer, frame, step.clock.living_optimizers)
                 if step.clock.step >= step.curves.due or finite.is_rising:
                     step.curves.note(step.clock.step, optimizer, finite)
@@ -169,6 +178,7 @@ class OptimizerHooks:
         step = self._step
         if step.paused:
             return
+        step.fast.leave()
         step.stepping = None
         if stepped and step.finite.wants_weights and step.finite.on:
             try:
@@ -190,14 +200,11 @@ class OptimizerHooks:
             step.habits.step_ended(optimizer, stepped=stepped)
         was_thin, step.is_sampled_out = step.is_sampled_out, not step.habits.awake and step.short_steps.applies()
         if step.is_sampled_out:
-            if step.fast_path:
-                step.notes.step_is_over()
-            else:
-                step.short_steps.begin()
-                self._forward.forget()
-                step.fast_path = was_thin and step.finite.is_calm
+            step.short_steps.begin()
+            self._forward.forget()
+            if was_thin:
+                step.fast.begin(optimizer)
             return
-        step.fast_path = False
         clock.leave()
         if step.checkup is not None and step.checkup.on:
             step.check_up(step.checkup.step_ended, sys._getframe(1))

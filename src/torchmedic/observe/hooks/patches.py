@@ -83,12 +83,15 @@ class NoticedCall:
 
 
 class NoticedResult:
-    """Calls `before(owner, frame)`, and `after(owner, result)` where a method without arguments returns something."""
+    """Calls `before(owner)`, and `after(owner, result)` where a method without arguments returns something.
+
+    The frame that calls the method is `sys._getframe(2)` of `before`: to ask for a frame makes an object of it.
+    """
 
     def __init__(
         self,
         original: Callable[[Any], Any],
-        before: Callable[[Any, FrameType], None] | None,
+        before: Callable[[Any], None] | None,
         after: Callable[[Any, Any], Any],
     ) -> None:
         self._original = original
@@ -99,7 +102,7 @@ class NoticedResult:
         if owner is None or is_traced() or compiler._is_compiling_flag:
             return self._original.__get__(owner, kind)
         if self._before is not None:
-            self._before(owner, sys._getframe(1))
+            self._before(owner)
         # Both `map` call from C: neither of them is a frame. A method that is kept can be called again and again.
         owners = repeat(owner)
         return map(self._after, owners, map(self._original, owners)).__next__

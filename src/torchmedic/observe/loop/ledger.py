@@ -63,6 +63,7 @@ class Habits(Numbering):
         self._prepare = prepare  # to look: done before training begins, as it takes some milliseconds
         self.listening = False  # until it is switched on
         self.awake = False
+        self.on_wake: Callable[[], None] | None = None
         self.mode: tuple[bool, bool] | None = None  # of the last root module: training, gradients
         self.events: list[Event] = []
         self.optimizers: dict[int, Watched] = {}
@@ -110,6 +111,8 @@ class Habits(Numbering):
         self._woke, self._last = self.steps, _STEPS_AFTER_CHANGE
         self._backwards = 0
         self._add("gap", 0, None)
+        if self.on_wake is not None:
+            self.on_wake()
 
     def _sleep(self) -> None:
         self.judge()

@@ -26,13 +26,13 @@ _Tensor = torch.Tensor
 
 # To ask for the stack of `torch.func` itself would be enough to have one made for this thread, and autograd would copy
 # it for every node of every backward from then on.
-_in_functorch = torch._C._are_functorch_transforms_active
+in_functorch = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 
 
 def are_plain() -> bool:
     """Whether tensors have values now: the code is neither inside of `torch.func` nor of a dispatch mode."""
-    return not _in_functorch() and not _modes()
+    return not in_functorch() and not _modes()
 
 
 def witness_of(optimizers: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None:
@@ -124,13 +124,13 @@ def is_fine(optimizer: Any, witness: Witness) -> bool:
     gradient = parameter.grad
     if gradient is None:
         return True
-    if type(gradient) is not _Tensor or gradient.layout is not _STRIDED or gradient.requires_grad:
+    if type(gradient) is not _Tensor or gradient.requires_grad:
         return False
     if not is_vector:
-        return gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient)
+        return gradient.layout is _STRIDED and (gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient))
     try:
         return bool(gradient.dot(gradient).item() < inf)
-    except (RuntimeError, TypeError):  # the parameter is another one now
+    except (RuntimeError, TypeError):  # the parameter is another one now, or its gradient is sparse
         return False
 
 
@@ -193,6 +193,7 @@ class CheckBudget:
         self._started = monotonic()
         self._spent = 0.0
         self._turn = 0
+        self._next_turn = _REST
         self.was_left = True  # time, when it was last asked whether a look is due
         self.norm: float | None = None  # of all tensors of the last check, where all were looked at
 
@@ -203,10 +204,16 @@ class CheckBudget:
     def is_due(self) -> bool:
         """Whether there is time for more than a look at one tensor. Once there is none, that is asked now and then."""
         self._turn += 1
-        is_turn = self._turn % _REST == 0
+        is_turn = self._turn >= self._next_turn
+        if is_turn:
+            self._next_turn = self._turn + _REST
         if is_turn or self.was_left:
             self.was_left = self.is_left
         return self.was_left or is_turn
+
+    def passed(self, count: int) -> None:
+        """Some updates went by without a question."""
+        self._turn += count
 
     def any_bad_gradient(self, optimizer: Any) -> bool:
         """Whether gradients of an optimizer are not finite; two are looked at once the budget is used up."""

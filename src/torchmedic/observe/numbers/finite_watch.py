@@ -215,6 +215,21 @@ class FiniteWatch:
             self._publish(found)
         return found is not None
 
+    # Steps that are only glanced at
+
+    def witness(self, optimizer: Any) -> Witness | None:
+        """The gradient to look at in every step; None before the first update."""
+        return self._seen.get(id(optimizer))
+
+    def begin_fast_steps(self) -> None:
+        self.wants_weights = False
+        self.gradient_norm = None
+        self.skipped = 0
+
+    def steps_passed(self, count: int) -> None:
+        """Updates are over before which `is_fine` was asked, and nothing else."""
+        self._time.passed(count)
+
     def glance_at_gradients(self, optimizer: Any, frame: FrameType) -> bool:
         """Fast path of `step_begins` for short steps; False: nothing was done yet, take the full path."""
         witness = self._seen.get(id(optimizer))

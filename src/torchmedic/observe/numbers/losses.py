@@ -25,7 +25,7 @@ _MAX_ROOT_ELEMENTS = 4096  # of a loss that is looked at whole
 _TREND_STEPS = 100
 _MAX_TRENDS = 16  # lines that call backward
 _NOTED_AFTER_ALARM = 32  # steps
-_LOOK_EVERY = 32  # backward calls: whether there is time to keep some again
+_LOOK_EVERY = 32  # backward calls, at least
 _Tensor = torch.Tensor
 
 
@@ -64,6 +64,8 @@ class Losses:
         self.last_is_bad = False
         self.is_good = False  # what was read last, on a late device, and no other is under way
         self.backwards = 0
+        self._is_look = False  # the last backward is one at which to find out whether there is time to keep some again
+        self._next_look = _LOOK_EVERY
         self.are_scaled_late = False  # losses of a late device are read with the factor of a GradScaler in them
         self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
 
@@ -94,6 +96,9 @@ class Losses:
             self.alarm -= 1
         self.last_is_bad = False
         self.backwards += 1
+        self._is_look = self.backwards >= self._next_look
+        if self._is_look:
+            self._next_look = self.backwards + _LOOK_EVERY
         self.last = []
         self.key = key
         call: KeptBackward | None = None
@@ -113,7 +118,7 @@ class Losses:
                         self._mark("backward")
             elif kind == "cpu" and size <= _MAX_ROOT_ELEMENTS:
                 self._look(root, size)
-                if size == 1 and call is None and (self._memory.is_open or self.backwards % _LOOK_EVERY == 0):
+                if size == 1 and call is None and (self._memory.is_open or self._is_look):
                     call = self._memory.record(frame, update)
                     if call is not None:
                         call.loss = self.last[-1]
@@ -121,7 +126,7 @@ class Losses:
 
     def begin_sampled_out(self, roots: Sequence[torch.Tensor], step: int, update: int) -> None:
         """A backward begins in a short step that is sampled out: a late device keeps its loss for a while."""
-        self.last_is_bad = self.is_good = False
+        self.last_is_bad = self.is_good = self._is_look = False
         self.backwards += 1
         self.last = []
         for root in roots:
@@ -135,10 +140,25 @@ class Losses:
             elif kind == "cpu":
                 self._look(root, 1)
 
+    def last_of_steps(self, count: int, before: int, after: int) -> list[float]:
+        """The last loss of each of some steps in a row; empty if not all have called backward equally often.
+
+        Args:
+            count: How many steps.
+            before: Calls of backward up to the first of them.
+            after: Calls of backward since the last of them.
+        """
+        calls = self.backwards - before - after
+        known = list(self.recent)
+        known = known[: len(known) - after]
+        if calls % count or not count <= calls <= len(known):
+            return []
+        return known[len(known) - calls :][calls // count - 1 :: calls // count]
+
     def is_ordinary(self) -> bool:
         """Whether nothing about the last loss is worth a closer look."""
         loss = self.last[-1] if self.last else 0.0
-        return -self.ceiling < loss < self.ceiling and self.backwards % _LOOK_EVERY != 0
+        return -self.ceiling < loss < self.ceiling and not self._is_look
 
     def glance(self, roots: Sequence[torch.Tensor], step: int, update: int) -> bool:
         """Fast path of `begin_sampled_out`, taken by most backward calls of short steps; False: take the full path."""

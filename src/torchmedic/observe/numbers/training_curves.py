@@ -69,7 +69,7 @@ class TrainingCurves:
     def note(self, step: int, optimizer: Any, numbers: Numbers) -> None:
         """An optimizer is about to update its weights. All optimizers of a step are noted, or none."""
         if step > self._at:
-            stride = _STRIDES[min(self._count // _POINTS_PER_STRIDE, len(_STRIDES) - 1)]
+            stride = self._stride()
             if step < self._at + stride and not numbers.is_rising:
                 self.due = self._at + stride
                 return
@@ -81,6 +81,17 @@ class TrainingCurves:
             if (late := numbers.late_norms.arrived()) is not None:
                 self._points.append(_Point(late[0], None, None, late[1], None))
         numbers.late_norms.begin(step, optimizer)
+
+    def passed(self, first: int, losses: list[float], key: Any) -> None:
+        """Some steps in a row are over, of which only the losses are known."""
+        for step, loss in enumerate(losses, first):
+            if step > self._at and step >= self._at + self._stride() and len(self._points) < _MAX_PENDING:
+                self._at = self.due = step
+                self._count += 1
+                self._points.append(_Point(step, loss, None, None, self._place(key)))
+
+    def _stride(self) -> int:
+        return _STRIDES[min(self._count // _POINTS_PER_STRIDE, len(_STRIDES) - 1)]
 
     def _place(self, key: Any) -> int | None:
         place = self._places.get(key)

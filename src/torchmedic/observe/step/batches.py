@@ -130,6 +130,20 @@ class Batches:
             current.taken += 1
         self._source = current.iterator if current is not None else weakref.ref(iterator)
 
+    def came(self, iterator: Any, batch: Any, *, is_kept: bool) -> None:
+        """`taken` and `arrived` in one, for a step that is sampled out."""
+        current = self._last_pass
+        if current is None or current.iterator() is not iterator or not current.pending:
+            self.taken(iterator)
+        else:
+            self._indices = current.last = current.pending.popleft()
+            current.taken += 1
+            self._source = current.iterator
+        self.number += 1
+        tensors = tensors_in(batch)
+        self._weak = list(map(_weak_reference, tensors))
+        self.kept = KeptBatch(batch, tensors) if is_kept else None
+
     @property
     def indices(self) -> Any:
         """The items of the last batch, as indices of the user's own dataset."""
@@ -206,11 +220,6 @@ class Batches:
             for kept, origin in known
             if kept is not None and (whole := kept.whole) is not None
         ]
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the user's own loop asked for the last batch."""
-        return self._direct
 
     @property
     def origin(self) -> tuple[Any, weakref.ref[Any] | None]:

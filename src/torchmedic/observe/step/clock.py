@@ -199,8 +199,18 @@ class Clock:
         closed = self._step_closed
         self._step_closed = now
         if closed is not None:
-            took = now - closed
-            usual = self.usual_step
-            # One long step, with a validation in it say, says little of the others.
-            excess = took - usual if took < 4 * usual else 3 * usual
-            self.usual_step = usual + 0.1 * excess if usual else took
+            self._took(now - closed, 0.1)
+
+    def steps_passed(self, count: int) -> None:
+        """Some steps are over that were only counted; another one may be under way."""
+        now = monotonic()
+        closed = self._step_closed
+        self._step_closed = None  # when the last of them ended is not known
+        if closed is not None:
+            self._took((now - closed) / (count + 0.5), 1 - 0.9**count)
+
+    def _took(self, seconds: float, weight: float) -> None:
+        usual = self.usual_step
+        # One long step, with a validation in it say, says little of the others.
+        excess = seconds - usual if seconds < 4 * usual else 3 * usual
+        self.usual_step = usual + weight * excess if usual else seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -134,7 +135,7 @@ def _touch(optimizer: Any, played: ReplayResult) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+    original = inspect.getattr_static(owner, name)  # `getattr` would ask a hook's descriptor, which gives torch's own
     setattr(owner, name, value)
     try:
         yield
