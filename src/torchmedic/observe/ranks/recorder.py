@@ -22,7 +22,7 @@ from torchmedic.observe.ranks.call_site import CallSites
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.ring import FILE, Ring, described
 from torchmedic.observe.ranks.store_mail import StoreMail
-from torchmedic.records.ranks import BACKWARD, FORWARD
+from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED
 
 _MAX_KNOWN = 4096  # descriptions kept
 _WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
@@ -165,10 +165,16 @@ class Recorder:
         return _pre_forward
 
     def _around_wrapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings."""
+        """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings.
+
+        Its parameters are sent in C++, and must have the same dtypes on all ranks: one parameter of each is noted.
+        """
+        note = self._note_safely
 
         @functools.wraps(original)
         def verify(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > 1:
+                note(WRAPPED, args[0], ([*{each.dtype: each for each in args[1]}.values()],), {})
             if self.facts is not None:
                 self.facts.wrapped(sys._getframe(1))
             if not self._sees_backward:
@@ -240,22 +246,22 @@ class Recorder:
         name = group.group_name if group is not None else "0"
         sent = args[1] if op in _SENT_SECOND and len(args) > 1 else args[0] if args else None
         tensors = (sent,) if isinstance(sent, Tensor) else sent
-        peer = None
+        peer, tag = None, 0
         if op in _ROOTED and args:
             peer = getattr(args[-1], "rootRank", None)
         elif op in _TO_ONE and len(args) > 1:
-            peer = args[1]
+            peer, tag = args[1], args[2] if len(args) > 2 else 0
         key: Any
         try:
             if tensors is not None and len(tensors) == 1:  # nearly always
-                key = (op, name, peer, tensors[0].shape, tensors[0].dtype)
+                key = (op, name, peer, tag, tensors[0].shape, tensors[0].dtype)
             else:
-                key = (op, name, peer, *[(each.shape, each.dtype) for each in tensors or ()])
+                key = (op, name, peer, tag, *[(each.shape, each.dtype) for each in tensors or ()])
             text = self._texts.get(key)
         except (AttributeError, TypeError):  # no list of tensors: the options of `barrier`, the ranks of a new group
             key, tensors, text = None, (), None
         if text is None:
-            text = described(op, name, *_contents(op, args, kwargs, tensors), peer)
+            text = described(op, name, *_contents(op, args, kwargs, tensors), peer, tag)
             if len(self._texts) >= _MAX_KNOWN:
                 self._texts.clear()
             if key is not None:
@@ -286,4 +292,5 @@ def _contents(
             members = range(torch.distributed.get_world_size())
         return ((tuple(sorted(members)),) if hasattr(members, "__len__") else ()), ()  # an iterator is for torch
     found = [each for each in tensors or () if isinstance(each, Tensor)]
-    return tuple(tuple(each.shape) for each in found), tuple(str(each.dtype)[6:] for each in found)
+    shapes = () if op == WRAPPED else tuple(tuple(each.shape) for each in found)
+    return shapes, tuple(str(each.dtype)[6:] for each in found)
