@@ -57,7 +57,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         return self.site, tuple((frame.file, frame.line) for frame in self.library)
 
 
-# Collectives whose tensors must have the same shapes on all ranks. The "shape" of a new group is its members.
+# Collectives whose tensors must have the same shapes on all ranks. The "shape" of a new group is its members, that of a
+# backward the number of weights of the wrapped model.
 SAME_SHAPES = frozenset(
     {
         "all_reduce",
@@ -68,6 +69,7 @@ SAME_SHAPES = frozenset(
         "reduce_scatter",
         "reduce_scatter_single",
         "new_group",
+        "backward",
     }
 )
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -128,7 +130,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 # other: another call than theirs. stopped: no further call.
 DifferenceKind = Literal["extra", "missing", "content", "other", "stopped"]
 
-FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "nothing"]
+FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "loop", "nothing"]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, Difference, RankState
-from torchmedic.source.branches import Branch, branches_around, exits_before, is_called_once
+from torchmedic.records.ranks import Collective, Difference, FoundBy, RankState
+from torchmedic.source.branches import Branch, branches_around, exits_before, is_called_once, loops_around
 
 
 def named(difference: Difference, states: Sequence[RankState]) -> Difference:
@@ -31,19 +31,32 @@ def named(difference: Difference, states: Sequence[RankState]) -> Difference:
         return difference
     own = deciding_branch(difference.call, difference.expected)
     other = deciding_branch(difference.expected, difference.call)
-    own_alone, other_alone = _is_alone(own), _is_alone(other)
-    if own_alone == other_alone:
-        return difference
-    if own_alone:
-        return msgspec.structs.replace(difference, by="branch")
+    if _is_alone(own) != _is_alone(other):
+        return _decided(difference, "branch", swapped=_is_alone(other))
+    inside = _loops(difference.before)
+    own_loops, other_loops = inside & _loops(difference.call), inside & _loops(difference.expected)
+    if own_loops < other_loops or other_loops < own_loops:  # one side has left the loop of the last common call
+        return _decided(difference, "loop", swapped=other_loops < own_loops)
+    return difference
+
+
+def _decided(difference: Difference, by: FoundBy, *, swapped: bool) -> Difference:
+    if not swapped:
+        return msgspec.structs.replace(difference, by=by)
     return msgspec.structs.replace(
         difference,
-        by="branch",
+        by=by,
         culprits=difference.others,
         others=difference.culprits,
         call=difference.expected,
         expected=difference.call,
     )
+
+
+def _loops(call: Collective | None) -> set[tuple[str, int]]:
+    """The loops around the lines of a call, by file and line."""
+    frames = call.frames if call is not None else ()
+    return {(frame.file, loop.line) for frame in frames for loop in loops_around(frame.file, frame.line)}
 
 
 def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -69,11 +70,12 @@ class Recorder:
         self.mail: StoreMail | None = None
         self._ring: Ring | None = None
         self._sites = CallSites()
-        self._reducing: Any = None  # the group of a DistributedDataParallel whose backward has yet to come
+        self._reducing: Any = None  # the marks of a DistributedDataParallel whose backward has yet to come
+        self._wrappers: WeakKeyDictionary[Any, tuple[str, bytes, bytes]] = WeakKeyDictionary()
         self._sees_backward = False
         self._texts: dict[Any, bytes] = {}
         self._counts: dict[str, int] = {}
-        self._marks: dict[bytes, int] = {}
+        self._marks: dict[tuple[str, str], int] = {}  # by operation and group
         self._shut = False
         self._note_safely = contained("observe.ranks")(self._note)
 
@@ -147,13 +149,14 @@ class Recorder:
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
-        mark = self._mark
+        mark, marks_of = self._mark, contained("observe.ranks")(self._marks_of)
 
         @functools.wraps(original)
         def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                self._reducing = module.process_group
-                mark(FORWARD, self._reducing)
+                self._reducing = marks = self._wrappers.get(module) or marks_of(module)
+                if marks is not None:
+                    mark(FORWARD, marks[0], marks[1])
                 if self.facts is not None:
                     self.facts.forward(module)
             try:
@@ -169,12 +172,11 @@ class Recorder:
 
         Its parameters are sent in C++, and must have the same dtypes on all ranks: one parameter of each is noted.
         """
-        note = self._note_safely
+        note = contained("observe.ranks")(self._note_wrapped)
 
         @functools.wraps(original)
         def verify(*args: Any, **kwargs: Any) -> Any:
-            if len(args) > 1:
-                note(WRAPPED, args[0], ([*{each.dtype: each for each in args[1]}.values()],), {})
+            note(*args[:2])
             if self.facts is not None:
                 self.facts.wrapped(sys._getframe(1))
             if not self._sees_backward:
@@ -194,10 +196,10 @@ class Recorder:
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            group = self._reducing
-            if group is not None and kwargs.get("accumulate_grad") and not torch.compiler.is_compiling():
+            marks = self._reducing
+            if marks is not None and kwargs.get("accumulate_grad") and not torch.compiler.is_compiling():
                 self._reducing = None
-                mark(BACKWARD, group)
+                mark(BACKWARD, marks[0], marks[2])
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -207,12 +209,10 @@ class Recorder:
         return _engine_run_backward
 
     def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        note = self._note_safely
-
         @functools.wraps(original)
         def _new_group_with_tag(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("use_local_synchronization"):  # else only the members of the group make this call
-                note("new_group", None, args, kwargs)
+                self._note_safely("new_group", None, args, kwargs)
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -221,17 +221,20 @@ class Recorder:
 
         return _new_group_with_tag
 
-    def _mark(self, op: str, group: Any) -> None:
+    def _marks_of(self, module: Any) -> tuple[str, bytes, bytes]:
+        """The group of a model, and the texts of its forward and backward: the latter tells models apart by size."""
+        name, size = module.process_group.group_name, sum(each.numel() for each in module.parameters())
+        found = name, described(FORWARD, name, (), (), None), described(BACKWARD, name, ((size,),), (), None)
+        self._wrappers[module] = found
+        return found
+
+    def _mark(self, op: str, group: str, text: bytes) -> None:
         """Note a forward or a backward. No tensor is read, so `contained` need hide nothing: a mark is made often."""
         ring = self._ring
         if ring is None:
             return
         try:
-            name = group.group_name
-            text = self._texts.get((op, name))
-            if text is None:
-                text = self._texts[(op, name)] = described(op, name, (), (), None)
-            count = self._marks[text] = self._marks.get(text, 0) + 1
+            count = self._marks[op, group] = self._marks.get((op, group), 0) + 1
             ring.write(text, count, self._sites.number(sys._getframe(1), ring))
         except Exception as error:
             self._ring = None
@@ -269,6 +272,9 @@ class Recorder:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         ring.write(text, count, self._sites.number(sys._getframe(2), ring))
 
+    def _note_wrapped(self, group: Any, tensors: Any) -> None:
+        self._note(WRAPPED, group, ([*{each.dtype: each for each in tensors}.values()],), {})
+
     def _open(self, rank: int | None = None, size: int = 0) -> Ring | None:
         if self._shut:
             return None
@@ -276,9 +282,7 @@ class Recorder:
         if rank is None:
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         folder = self._folder(rank, size)
-        if folder is None:
-            return None
-        self._ring = Ring(folder / FILE, rank, size)
+        self._ring = Ring(folder / FILE, rank, size) if folder is not None else None
         return self._ring
 
 

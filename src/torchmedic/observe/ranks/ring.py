@@ -84,7 +84,7 @@ def described(
     op: str, group: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], peer: int | None, tag: int = 0
 ) -> bytes:
     """A call in the text of a slot, shortened to the first tensors if there are many."""
-    for most in (len(shapes), 4, 1, 0):
+    for most in (max(len(shapes), len(dtypes)), 4, 1, 0):
         text = msgspec.json.encode((op, group[:40], shapes[:most], dtypes[:most], peer, tag))
         if len(text) <= _TEXT_SIZE:
             return text

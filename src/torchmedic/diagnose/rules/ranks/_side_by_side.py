@@ -15,6 +15,7 @@ from torchmedic.source.branches import Loop, branches_around, exits_before, loop
 from torchmedic.source.user_code import relative
 
 _PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
+_CONSTANT_NUMBER = re.compile(r" in t?range\([\d, ]*\)$")
 _FIXED_NUMBER = re.compile(r" in t?range\(")
 _MAX_SHOWN = 8  # ranks that are shown one by one
 _REASONS = {
@@ -23,6 +24,7 @@ _REASONS = {
     "insertion": "no other rank makes this call anywhere",
     "end": "the other ranks went on",
     "branch": "the call depends on the rank",
+    "loop": "the other ranks are still in the loop of the last common call",
     "nothing": "",
 }
 
@@ -184,9 +186,10 @@ def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
     """The loop that can have fewer turns on one rank than on another, among the loops that a rank has left.
 
     That is one with a `break`, else the innermost over something other than a fixed number, else the outermost. A loop
-    over the parameters of a model has the same turns on all ranks.
+    over the parameters of a model, or over a number that the source gives, has the same turns on all ranks.
     """
-    loops = [each for each in loops if each[1].exits or not _PARTS_OF_MODEL.search(each[1].header)]
+    same = (_PARTS_OF_MODEL, _CONSTANT_NUMBER)
+    loops = [each for each in loops if each[1].exits or not any(kind.search(each[1].header) for kind in same)]
     broken = [each for each in loops if each[1].exits]
     uneven = [each for each in loops if not _FIXED_NUMBER.search(each[1].header)]
     return next(iter([*broken, *uneven, *loops[-1:]]), None)
