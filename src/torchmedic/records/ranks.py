@@ -130,7 +130,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 # other: another call than theirs. stopped: no further call.
 DifferenceKind = Literal["extra", "missing", "content", "other", "stopped"]
 
-FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "loop", "nothing"]
+FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "loop", "test", "nothing"]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,6 +114,8 @@ def _with_fatal_call(run: Path, state: RankState, states: list[RankState]) -> Ra
     Only the Flight Recorder knows such calls, and it is lost with its process. The stack at the death shows the last.
     """
     log, path = state.log, files.stack_files(run).get(state.log.pid) if state.log is not None else None
+    if log is not None and log.complete and not all(each.log is None or each.log.complete for each in states):
+        return msgspec.structs.replace(state, log=_with_last_call(log))
     if log is None or log.complete or state.fate != "died" or path is None:
         return state
     for thread in read_stacks(path)[1]:
@@ -127,6 +129,18 @@ def _with_fatal_call(run: Path, state: RankState, states: list[RankState]) -> Ra
             at = msgspec.structs.replace(log, calls=(*log.calls, call))
             return msgspec.structs.replace(state, log=at)
     return state
+
+
+def _with_last_call(log: RankLog) -> RankLog:
+    """The log with its last call as one from Python, if neither DistributedDataParallel nor the ring knows its lines.
+
+    Beside a log without calls from C++ it counts all the same: no rank has met this one there.
+    """
+    last = log.calls[-1] if log.calls else None
+    known = {call.site for call in log.calls if not call.native}
+    if last is None or not last.native or last.site in known:
+        return log
+    return msgspec.structs.replace(log, calls=(*log.calls[:-1], msgspec.structs.replace(last, native=False)))
 
 
 def _log(folder: Path) -> RankLog | None:

@@ -264,10 +264,15 @@ def _kind(
         return "extra"
     if blocks and blocks[0][0] == "delete":
         return "missing"
-    skipped = (common[index], own[index]) in itertools.pairwise(common[:index])  # as a rule theirs comes before its own
-    if skipped or (common[index] not in own and own[index] in common):
+    if _is_skipped(common, own[index], index) or (common[index] not in own and own[index] in common):
         return "missing"
     return "other"
+
+
+def _is_skipped(common: tuple[int, ...], own: int, index: int) -> bool:
+    """Whether the call of the others came before that of this rank the last time, so that the rank has left it out."""
+    latest = common[:index][::-1]
+    return common[index] in latest and own in latest[: latest.index(common[index])]
 
 
 def _at(calls: Sequence[Collective], index: int) -> Collective | None:

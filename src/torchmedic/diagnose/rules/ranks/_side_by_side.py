@@ -24,6 +24,7 @@ _REASONS = {
     "insertion": "no other rank makes this call anywhere",
     "end": "the other ranks went on",
     "branch": "the call depends on the rank",
+    "test": "only this one of the two calls depends on an `if`",
     "loop": "the other ranks are still in the loop of the last common call",
     "nothing": "",
 }
