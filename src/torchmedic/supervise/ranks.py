@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from torchmedic.supervise.proc import process
 # How long the rank that is waited for is given to be explained: times the limit for a stall, and seconds beyond it.
 _VICTIM_LIMITS = 1.9
 _MIN_VICTIM_SECONDS = 10.0
+_MAX_ENDING_SECONDS = 2.0
 _FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
@@ -186,6 +188,20 @@ def verdict(run: Path, *, still: float = 0.0, only_met: bool = False) -> Diagnos
     if only_met and (difference is None or difference.call is None or difference.expected is None):
         return None
     return ask(job, registry.RANKS)
+
+
+def last_verdict(run: Path) -> Diagnosis | None:
+    """The verdict after the end of a rank. A rank that made no further call may be about to end: it is waited for."""
+    end = time.monotonic() + _MAX_ENDING_SECONDS
+    while True:
+        found = verdict(run)
+        job = read_job(run) if found is None else None
+        difference = job.difference if job is not None else None
+        states = map(job.of, difference.culprits) if job is not None and difference is not None else ()
+        running = any(state is not None and state.fate == "running" for state in states)
+        if not running or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
 
 
 def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:

@@ -270,9 +270,9 @@ def _kind(
 
 
 def _is_skipped(common: tuple[int, ...], own: int, index: int) -> bool:
-    """Whether the call of the others came before that of this rank the last time, so that the rank has left it out."""
-    latest = common[:index][::-1]
-    return common[index] in latest and own in latest[: latest.index(common[index])]
+    """Whether the call of the others came before that of this rank in earlier steps: then the rank has left it out."""
+    theirs, latest = common[index], common[:index][::-1]
+    return (own, theirs) in itertools.pairwise(latest) or (theirs in latest and own in latest[: latest.index(theirs)])
 
 
 def _at(calls: Sequence[Collective], index: int) -> Collective | None:
