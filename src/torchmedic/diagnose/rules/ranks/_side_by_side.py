@@ -119,7 +119,11 @@ def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
     states = [state for state in map(job.of, difference.culprits) if state is not None]
     if any(_skipped(state, difference) is not None for state in states):
         return None
-    return _left(job, difference) if _continue(job, difference) is None else None
+    found = _left(job, difference) if _continue(job, difference) is None else None
+    if found is None or have_ended(job, difference):
+        return found
+    is_constant = not found[1].exits and _CONSTANT_NUMBER.search(found[1].header)
+    return None if is_constant else found  # the source gives the number of turns: it is the same on all ranks
 
 
 def _skipped(state: RankState, difference: Difference) -> StackFrame | None:
@@ -187,10 +191,9 @@ def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
     """The loop that can have fewer turns on one rank than on another, among the loops that a rank has left.
 
     That is one with a `break`, else the innermost over something other than a fixed number, else the outermost. A loop
-    over the parameters of a model, or over a number that the source gives, has the same turns on all ranks.
+    over the parameters of a model has the same turns on all ranks.
     """
-    same = (_PARTS_OF_MODEL, _CONSTANT_NUMBER)
-    loops = [each for each in loops if each[1].exits or not any(kind.search(each[1].header) for kind in same)]
+    loops = [each for each in loops if each[1].exits or not _PARTS_OF_MODEL.search(each[1].header)]
     broken = [each for each in loops if each[1].exits]
     uneven = [each for each in loops if not _FIXED_NUMBER.search(each[1].header)]
     return next(iter([*broken, *uneven, *loops[-1:]]), None)
