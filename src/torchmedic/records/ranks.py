@@ -18,7 +18,8 @@ Fate = Literal["running", "ended", "raised", "died", "unknown"]
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a collective, or of `send` and `recv`, on one rank.
 
-    `ordinal` counts the calls of the same source in the same group, from 1. `peer` is the source or destination rank.
+    `ordinal` counts the calls of the same source in the same group, from 1. `peer` is the source or destination rank,
+    `tag` that of a message: `send` and `recv` with different tags do not meet.
     `frames` are the user's frames, innermost first; `library` are those of libraries other than torch, such as a
     Trainer. `native` is that torch made the call itself, in C++: the gradient buckets of DistributedDataParallel, for
     example. `time` is in seconds since the epoch.
@@ -30,6 +31,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     shapes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
     peer: int | None = None
+    tag: int = 0
     frames: tuple[StackFrame, ...] = ()
     library: tuple[StackFrame, ...] = ()
     native: bool = False
@@ -55,7 +57,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         return self.site, tuple((frame.file, frame.line) for frame in self.library)
 
 
-# Collectives whose tensors must have the same shapes on all ranks. The "shape" of a new group is its members.
+# Collectives whose tensors must have the same shapes on all ranks. The "shape" of a new group is its members, that of a
+# backward the number of weights of the wrapped model.
 SAME_SHAPES = frozenset(
     {
         "all_reduce",
@@ -66,6 +69,7 @@ SAME_SHAPES = frozenset(
         "reduce_scatter",
         "reduce_scatter_single",
         "new_group",
+        "backward",
     }
 )
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -74,6 +78,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 FORWARD = "forward"
 BACKWARD = "backward"
 MARKS = frozenset({FORWARD, BACKWARD})
+WRAPPED = "DistributedDataParallel"  # a model is wrapped, which all ranks of the group do together
 POINT_TO_POINT = frozenset({"send", "recv", "recv_any"})
 
 
@@ -125,7 +130,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 # other: another call than theirs. stopped: no further call.
 DifferenceKind = Literal["extra", "missing", "content", "other", "stopped"]
 
-FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "nothing"]
+FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "loop", "test", "nothing"]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

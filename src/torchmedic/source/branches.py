@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, nodes_in, syntax_tree
@@ -13,7 +13,8 @@ Exit = Literal["continue", "break", "return", "raise"]
 
 _EXITS = {ast.Continue: "continue", ast.Break: "break", ast.Return: "return", ast.Raise: "raise"}
 _RANK = re.compile(
-    r"(?<![a-z])rank(?![a-z])|is_(global_)?(main|zero|first|master|lead|chief|root)|process_index|on_main|main_process"
+    r"(?<![a-z])rank(?![a-z])|is_((global|world|local|process)_)*(main|zero|first|master|lead|chief|root)"
+    r"|process_index|on_main|main_process"
 )
 
 
@@ -51,13 +52,36 @@ class Loop(NamedTuple):
 
 
 def branches_around(file: str, line: int) -> list[Branch]:
-    """The `if` statements of the same function that a line depends on, innermost first."""
+    """The `if` statements of the same function that a line depends on, innermost first.
+
+    `f() if test else x` and `test and f()` are branches, too.
+    """
+    around = _around(file, line)
     found = [
         _branch(node, taken=_holds(node.body, line))
-        for node in _around(file, line)
+        for node in around
         if isinstance(node, ast.If) and (_holds(node.body, line) or _holds(node.orelse, line))
     ]
+    if around and isinstance(around[-1], ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
+        found.extend(_branches_in(around[-1]))
     return [branch for branch in found[::-1] if "__name__" not in branch.test]  # the guard of a script
+
+
+def _branches_in(statement: ast.stmt) -> Iterator[Branch]:
+    """The tests in a statement that one of its calls depends on."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.IfExp):
+            one, other = _has_call(node.body), _has_call(node.orelse)
+            if one != other:
+                yield _tested(node.lineno, node.test, taken=one)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.BoolOp):
+        *tests, last = statement.value.values
+        if isinstance(statement.value.op, ast.And) and isinstance(last, ast.Call) and len(tests) == 1:
+            yield _tested(statement.lineno, tests[0], taken=True)
+
+
+def _has_call(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Call) for each in ast.walk(node))
 
 
 def exits_before(file: str, line: int) -> list[Branch]:
@@ -106,6 +130,34 @@ def assignments_of(file: str, names: set[str]) -> list[tuple[int, str]]:
         for target in node.targets
         if isinstance(target, ast.Attribute) and target.attr in names
     ]
+
+
+def process_ends(file: str, loop: Loop) -> list[int]:
+    """The lines in a loop, or in functions of the same file that it calls, that end the process: `sys.exit()`."""
+    nodes = list(nodes_in(syntax_tree(file)))
+    functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    todo: list[ast.AST] = [node for node in nodes if isinstance(node, LOOPS) and node.lineno == loop.line]
+    found: set[int] = set()
+    for part in todo:  # grows
+        for node in ast.walk(part):
+            name = callee(node) if isinstance(node, ast.Call) else None
+            if name in ("exit", "_exit", "quit") or (isinstance(node, ast.Raise) and _is_exit(node.exc)):
+                found.add(node.lineno)  # type: ignore[attr-defined]
+            elif name in functions and functions[name] not in todo:
+                todo.append(functions[name])
+    return sorted(found)
+
+
+def _is_exit(raised: ast.expr | None) -> bool:
+    kind = raised.func if isinstance(raised, ast.Call) else raised
+    return isinstance(kind, ast.Name) and kind.id == "SystemExit"
+
+
+def calls_by_rank(file: str, wanted: Callable[[str], bool]) -> list[int]:
+    """The lines that call a function with a wanted name, and that only some ranks come to."""
+    calls = [node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Call)]
+    lines = sorted({node.lineno for node in calls if wanted(callee(node) or "")})
+    return [line for line in lines if any(branch.by_rank for branch in branches_around(file, line))]
 
 
 def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
@@ -165,8 +217,12 @@ def _holds(block: list[ast.stmt], line: int) -> bool:
 
 
 def _branch(node: ast.If, *, taken: bool, exit: Exit | None = None) -> Branch:
-    test = ast.unparse(node.test)
-    return Branch(node.lineno, test, taken, bool(_RANK.search(test)), exit)
+    return _tested(node.lineno, node.test, taken=taken, exit=exit)
+
+
+def _tested(line: int, node: ast.expr, *, taken: bool, exit: Exit | None = None) -> Branch:
+    test = ast.unparse(node)
+    return Branch(line, test, taken, bool(_RANK.search(test)), exit)
 
 
 def _exits(statement: ast.stmt) -> Iterator[Branch]:

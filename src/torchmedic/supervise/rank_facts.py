@@ -42,6 +42,9 @@ class RankComparison:
         from torchmedic.diagnose.engine import ask_each
 
         job = ranks.read_job(self._run)
+        found = job.difference if job is not None else None
+        if found is not None and found.call is not None and found.expected is not None:
+            return []  # the ranks have gone different ways: what their training has in common is over
         logs = tuple(state.log for state in job.ranks if state.log is not None) if job is not None else ()
         ended = at_end and job is not None and all(state.fate == "ended" for state in job.ranks)
         return ask_each(JobFacts(ranks=known, logs=logs, ended=ended), registry.COMPARED)

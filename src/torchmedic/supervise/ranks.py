@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from torchmedic.supervise.proc import process
 # How long the rank that is waited for is given to be explained: times the limit for a stall, and seconds beyond it.
 _VICTIM_LIMITS = 1.9
 _MIN_VICTIM_SECONDS = 10.0
+_MAX_ENDING_SECONDS = 2.0
 _FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
@@ -114,6 +116,8 @@ def _with_fatal_call(run: Path, state: RankState, states: list[RankState]) -> Ra
     Only the Flight Recorder knows such calls, and it is lost with its process. The stack at the death shows the last.
     """
     log, path = state.log, files.stack_files(run).get(state.log.pid) if state.log is not None else None
+    if log is not None and log.complete and not all(each.log is None or each.log.complete for each in states):
+        return msgspec.structs.replace(state, log=_with_last_call(log))
     if log is None or log.complete or state.fate != "died" or path is None:
         return state
     for thread in read_stacks(path)[1]:
@@ -127,6 +131,18 @@ def _with_fatal_call(run: Path, state: RankState, states: list[RankState]) -> Ra
             at = msgspec.structs.replace(log, calls=(*log.calls, call))
             return msgspec.structs.replace(state, log=at)
     return state
+
+
+def _with_last_call(log: RankLog) -> RankLog:
+    """The log with its last call as one from Python, if neither DistributedDataParallel nor the ring knows its lines.
+
+    Beside a log without calls from C++ it counts all the same: no rank has met this one there.
+    """
+    last = log.calls[-1] if log.calls else None
+    known = {call.site for call in log.calls if not call.native}
+    if last is None or not last.native or last.site in known:
+        return log
+    return msgspec.structs.replace(log, calls=(*log.calls[:-1], msgspec.structs.replace(last, native=False)))
 
 
 def _log(folder: Path) -> RankLog | None:
@@ -172,6 +188,20 @@ def verdict(run: Path, *, still: float = 0.0, only_met: bool = False) -> Diagnos
     if only_met and (difference is None or difference.call is None or difference.expected is None):
         return None
     return ask(job, registry.RANKS)
+
+
+def last_verdict(run: Path) -> Diagnosis | None:
+    """The verdict after the end of a rank. A rank that made no further call may be about to end: it is waited for."""
+    end = time.monotonic() + _MAX_ENDING_SECONDS
+    while True:
+        found = verdict(run)
+        job = read_job(run) if found is None else None
+        difference = job.difference if job is not None else None
+        states = map(job.of, difference.culprits) if job is not None and difference is not None else ()
+        running = any(state is not None and state.fate == "running" for state in states)
+        if not running or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
 
 
 def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:

@@ -202,7 +202,7 @@ class Supervisor:
         if not roots or not all(is_fallback(found) or found.name == _ABORTED for found in roots):
             return roots
         own = [found for found in roots if is_fallback(found) and not ranks.is_raised_in_call(self._run, found)]
-        found = ranks.verdict(self._run) if not own else None
+        found = ranks.last_verdict(self._run) if not own else None
         if found is None:
             return own or roots
         told = any(job.same_finding(each) == job.same_finding(found) for each in self._diagnoses)

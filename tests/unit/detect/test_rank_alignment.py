@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from torchmedic.detect.ranks.alignment import first_difference, forward_without_backward
+from torchmedic.detect.ranks.culprit import named
 from torchmedic.detect.ranks.messages import unmatched
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, RankLog
@@ -24,6 +27,7 @@ def log(rank: int, *calls: Collective, complete: bool = True) -> RankLog:
             shapes=each.shapes,
             dtypes=each.dtypes,
             peer=each.peer,
+            tag=each.tag,
             frames=each.frames,
             native=each.native,
             time=float(place),
@@ -128,6 +132,36 @@ def test_two_ranks_that_both_receive_wait_for_each_other() -> None:
     found = unmatched([log(0, call("recv", 3, peer=1)), log(1, call("recv", 3, peer=0))])
     assert [rank for rank, _ in found] == [0, 1]
     assert unmatched([log(0, call("recv", 3, peer=1)), log(1, call("send", 3, peer=0))]) == []
+
+
+@pytest.mark.parametrize(("tag", "waiting"), [(0, []), (5, [0, 1])])
+def test_messages_meet_only_with_the_same_tag(tag: int, waiting: list[int]) -> None:
+    logs = [log(0, call("send", 10, peer=1, tag=tag)), log(1, call("recv", 20, peer=0))]
+    assert [rank for rank, _ in unmatched(logs)] == waiting
+
+
+def test_groups_with_other_members_and_models_of_another_size_differ() -> None:
+    for op, complete in (("new_group", True), (BACKWARD, False)):
+        logs = [log(rank, call(op, 10, shape=(0, rank)), complete=complete) for rank in (1, 2)]
+        difference = first_difference(logs)
+        assert difference is not None
+        assert difference.kind == "content"
+
+
+def test_of_two_ranks_the_one_that_left_the_loop_is_to_blame(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("for step in range(count):\n    forward()\n    backward()\nbarrier()\n")
+
+    def at(op: str, line: int) -> Collective:
+        return Collective(op=op, frames=(StackFrame(file=str(script), line=line, function="<module>"),))
+
+    for stays, leaves in ((0, 1), (1, 0)):
+        logs = [log(stays, at("all_reduce", 3), at("broadcast", 2)), log(leaves, at("all_reduce", 3), at("barrier", 4))]
+        difference = first_difference(sorted(logs, key=lambda each: each.rank))
+        assert difference is not None
+        assert difference.by == "nothing"
+        found = named(difference, [])
+        assert (found.by, found.culprits) == ("loop", (leaves,))
 
 
 def test_a_forward_without_its_backward() -> None:

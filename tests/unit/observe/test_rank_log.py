@@ -78,6 +78,14 @@ def test_many_tensors_fit_by_their_first(tmp_path: Path) -> None:
     assert (call.op, call.group, call.peer, len(call.shapes)) == ("all_gather", "a_group", 3, 4)
 
 
+def test_a_tag_and_dtypes_without_shapes_come_back(tmp_path: Path) -> None:
+    writer = ring.Ring(tmp_path / ring.FILE, 0, 2)
+    writer.write(ring.described("send", "0", ((4,),), ("float32",), 1, 7), 1, 0)
+    writer.write(ring.described("DistributedDataParallel", "0", (), ("float32", "bfloat16"), None), 2, 0)
+    send, wrapped = ring.read(tmp_path / ring.FILE).calls
+    assert (send.peer, send.tag, wrapped.tag, wrapped.dtypes) == (1, 7, 0, ("float32", "bfloat16"))
+
+
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"x" * 1000)
     with pytest.raises(UnreadableRun):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from torchmedic.errors import UnreadableRun, UsageError
 from torchmedic.records import Diagnosis, Location, Outcome, Report
@@ -79,6 +80,19 @@ def test_one_report_of_several_ranks(tmp_path: Path) -> None:
     report = files.read_report(tmp_path)
     assert report.outcome == Outcome(exit_status=1, steps=7, symptom="exception")
     assert [found.rank for found in report.diagnoses] == [1]
+
+
+def test_the_message_of_a_diagnosis_names_the_rank_of_a_job(tmp_path: Path) -> None:
+    died = replace(diagnosis(rank=1), code="TM805", name="killed", message="the process was killed")
+    assert Ledger(tmp_path, None).shown(died).message == "the process was killed"
+    named = Ledger(tmp_path, 1).shown(died)
+    assert named.message == "rank 1: the process was killed"
+    assert Ledger(tmp_path, 1).shown(named) == named
+    waits = replace(died, message="ranks 0 and 2 wait for each other")
+    assert Ledger(tmp_path, 1).shown(waits) == waits
+    for number in (0, 1):
+        (tmp_path / f"rank{number}").mkdir()
+    assert Ledger(tmp_path, None).shown(died) == named, "torchmedic around a launcher"
 
 
 def test_a_job_without_findings_ends_as_its_worst_rank() -> None:

@@ -10,10 +10,12 @@ from torchmedic.source.branches import (
     Branch,
     assignments_of,
     branches_around,
+    calls_by_rank,
     exits_before,
     flags_of_loop,
     is_after_in_block,
     loops_around,
+    process_ends,
 )
 
 SOURCE = """
@@ -100,3 +102,43 @@ def test_what_ends_the_loop_of_a_library_is_looked_for_in_the_script(tmp_path: P
 )
 def test_a_test_that_only_the_rank_decides(test: str, expected: bool) -> None:
     assert Branch(1, test, True, True).only_by_rank is expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "by_rank"),
+    [
+        ("text = report() if rank == 0 else None", True),
+        ("rank == 0 and report()", True),
+        ("text = None if state.is_world_process_zero else report()", True),
+        ("text = report() if step > 3 else None", False),
+        ("text = report() if rank == 0 else other()", None),
+        ("text = rank == 0 and ready", None),
+        ("found = is_nonzero(x) and report()", None),
+    ],
+)
+def test_an_expression_may_be_a_branch(tmp_path: Path, statement: str, by_rank: bool | None) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"def main():\n    {statement}\n")
+    found = branches_around(str(path), 2)
+    assert [branch.by_rank for branch in found] == ([] if by_rank is None else [by_rank])
+
+
+def test_what_ends_the_process_of_a_loop(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def check(x):\n"
+        "    if x.bad:\n"
+        "        sys.exit(1)\n"
+        "def usage():\n"
+        "    raise SystemExit\n"
+        "def main():\n"
+        "    for x in data:\n"
+        "        check(x)\n"
+        "        if rank == 0:\n"
+        "            model.load_state_dict(best)\n"
+        "sys.exit(main())\n"
+    )
+    (loop,) = loops_around(str(path), 8)
+    assert process_ends(str(path), loop) == [3]
+    assert calls_by_rank(str(path), lambda name: name == "load_state_dict") == [10]
+    assert calls_by_rank(str(path), lambda name: name == "check") == []

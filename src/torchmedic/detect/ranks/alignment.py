@@ -264,10 +264,15 @@ def _kind(
         return "extra"
     if blocks and blocks[0][0] == "delete":
         return "missing"
-    skipped = (common[index], own[index]) in itertools.pairwise(common[:index])  # as a rule theirs comes before its own
-    if skipped or (common[index] not in own and own[index] in common):
+    if _is_skipped(common, own[index], index) or (common[index] not in own and own[index] in common):
         return "missing"
     return "other"
+
+
+def _is_skipped(common: tuple[int, ...], own: int, index: int) -> bool:
+    """Whether the call of the others came before that of this rank in earlier steps: then the rank has left it out."""
+    theirs, latest = common[index], common[:index][::-1]
+    return (own, theirs) in itertools.pairwise(latest) or (theirs in latest and own in latest[: latest.index(theirs)])
 
 
 def _at(calls: Sequence[Collective], index: int) -> Collective | None:

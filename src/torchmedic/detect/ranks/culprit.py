@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, Difference, RankState
-from torchmedic.source.branches import Branch, branches_around, exits_before, is_called_once
+from torchmedic.records.ranks import Collective, Difference, FoundBy, RankState
+from torchmedic.source.branches import Branch, branches_around, exits_before, is_called_once, loops_around
 
 
 def named(difference: Difference, states: Sequence[RankState]) -> Difference:
@@ -27,23 +27,55 @@ def named(difference: Difference, states: Sequence[RankState]) -> Difference:
             call=difference.expected,
             expected=None,
         )
-    if difference.by != "nothing" or difference.call is None or difference.expected is None:
+    if difference.call is None or difference.expected is None:
+        return difference
+    if difference.by in ("nothing", "habit") and _may_be_left_by_rank(difference.call):
+        left_out = _decided(difference, "branch", swapped=True)
+        return msgspec.structs.replace(left_out, kind="missing")
+    if difference.by != "nothing":
         return difference
     own = deciding_branch(difference.call, difference.expected)
     other = deciding_branch(difference.expected, difference.call)
-    own_alone, other_alone = _is_alone(own), _is_alone(other)
-    if own_alone == other_alone:
-        return difference
-    if own_alone:
-        return msgspec.structs.replace(difference, by="branch")
+    if _is_alone(own) != _is_alone(other):
+        return _decided(difference, "branch", swapped=_is_alone(other))
+    inside = _loops(difference.before)
+    own_loops, other_loops = inside & _loops(difference.call), inside & _loops(difference.expected)
+    if own_loops < other_loops or other_loops < own_loops:  # one side has left the loop of the last common call
+        return _decided(difference, "loop", swapped=other_loops < own_loops)
+    if (own is None) != (other is None):  # one of the two calls depends on an `if`
+        return _decided(difference, "test", swapped=own is None)
+    return difference
+
+
+def _may_be_left_by_rank(call: Collective) -> bool:
+    """Whether an exit before the call is only for some ranks, and not always taken: a `return` in a handler.
+
+    All ranks come to such a call as a rule, and whoever does not make it has taken the exit.
+    """
+    if not call.frames or _is_alone(deciding_branch(call, None)):
+        return False
+    frame = call.frames[0]
+    exits = [each for each in exits_before(frame.file, frame.line) if not each.by_rank and each.exit != "raise"]
+    return any(branch.by_rank for each in exits for branch in branches_around(frame.file, each.line))
+
+
+def _decided(difference: Difference, by: FoundBy, *, swapped: bool) -> Difference:
+    if not swapped:
+        return msgspec.structs.replace(difference, by=by)
     return msgspec.structs.replace(
         difference,
-        by="branch",
+        by=by,
         culprits=difference.others,
         others=difference.culprits,
         call=difference.expected,
         expected=difference.call,
     )
+
+
+def _loops(call: Collective | None) -> set[tuple[str, int]]:
+    """The loops around the lines of a call, by file and line."""
+    frames = call.frames if call is not None else ()
+    return {(frame.file, loop.line) for frame in frames for loop in loops_around(frame.file, frame.line)}
 
 
 def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:

@@ -11,20 +11,20 @@ from torchmedic.records.ranks import MARKS, Collective, RankLog
 def unmatched(logs: Iterable[RankLog]) -> list[tuple[int, Collective]]:
     """The last `send` or `recv` of each rank that has no partner on the other rank, by rank."""
     logs = list(logs)
-    sent: Counter[tuple[int, int]] = Counter()
-    received: Counter[tuple[int, int]] = Counter()
+    sent: Counter[tuple[int, int, int]] = Counter()  # by source, destination and tag
+    received: Counter[tuple[int, int, int]] = Counter()
     for log in logs:
         for call in log.calls:
             if call.peer is not None and call.op == "send":
-                sent[(log.rank, call.peer)] += 1
+                sent[(log.rank, call.peer, call.tag)] += 1
             elif call.peer is not None and call.op == "recv":
-                received[(call.peer, log.rank)] += 1
+                received[(call.peer, log.rank, call.tag)] += 1
     found = []
     for log in logs:
         last = next((call for call in reversed(log.calls) if call.op not in MARKS), None)
         if last is None or last.peer is None:
             continue
-        pair = (log.rank, last.peer) if last.op == "send" else (last.peer, log.rank)
+        pair = (log.rank, last.peer, last.tag) if last.op == "send" else (last.peer, log.rank, last.tag)
         own, partner = (sent, received) if last.op == "send" else (received, sent)
         if last.op in ("send", "recv") and own[pair] > partner[pair]:
             found.append((log.rank, last))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from torchmedic.observe.ranks.call_site import CallSites
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.ring import FILE, Ring, described
 from torchmedic.observe.ranks.store_mail import StoreMail
-from torchmedic.records.ranks import BACKWARD, FORWARD
+from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED
 
 _MAX_KNOWN = 4096  # descriptions kept
 _WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
@@ -69,11 +70,12 @@ class Recorder:
         self.mail: StoreMail | None = None
         self._ring: Ring | None = None
         self._sites = CallSites()
-        self._reducing: Any = None  # the group of a DistributedDataParallel whose backward has yet to come
+        self._reducing: Any = None  # the marks of a DistributedDataParallel whose backward has yet to come
+        self._wrappers: WeakKeyDictionary[Any, tuple[str, bytes, bytes]] = WeakKeyDictionary()
         self._sees_backward = False
         self._texts: dict[Any, bytes] = {}
         self._counts: dict[str, int] = {}
-        self._marks: dict[bytes, int] = {}
+        self._marks: dict[tuple[str, str], int] = {}  # by operation and group
         self._shut = False
         self._note_safely = contained("observe.ranks")(self._note)
 
@@ -147,13 +149,14 @@ class Recorder:
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
-        mark = self._mark
+        mark, marks_of = self._mark, contained("observe.ranks")(self._marks_of)
 
         @functools.wraps(original)
         def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                self._reducing = module.process_group
-                mark(FORWARD, self._reducing)
+                self._reducing = marks = self._wrappers.get(module) or marks_of(module)
+                if marks is not None:
+                    mark(FORWARD, marks[0], marks[1])
                 if self.facts is not None:
                     self.facts.forward(module)
             try:
@@ -165,10 +168,15 @@ class Recorder:
         return _pre_forward
 
     def _around_wrapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings."""
+        """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings.
+
+        Its parameters are sent in C++, and must have the same dtypes on all ranks: one parameter of each is noted.
+        """
+        note = contained("observe.ranks")(self._note_wrapped)
 
         @functools.wraps(original)
         def verify(*args: Any, **kwargs: Any) -> Any:
+            note(*args[:2])
             if self.facts is not None:
                 self.facts.wrapped(sys._getframe(1))
             if not self._sees_backward:
@@ -188,10 +196,10 @@ class Recorder:
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            group = self._reducing
-            if group is not None and kwargs.get("accumulate_grad") and not torch.compiler.is_compiling():
+            marks = self._reducing
+            if marks is not None and kwargs.get("accumulate_grad") and not torch.compiler.is_compiling():
                 self._reducing = None
-                mark(BACKWARD, group)
+                mark(BACKWARD, marks[0], marks[2])
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -201,12 +209,10 @@ class Recorder:
         return _engine_run_backward
 
     def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        note = self._note_safely
-
         @functools.wraps(original)
         def _new_group_with_tag(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("use_local_synchronization"):  # else only the members of the group make this call
-                note("new_group", None, args, kwargs)
+                self._note_safely("new_group", None, args, kwargs)
             try:
                 return original(*args, **kwargs)
             except BaseException as error:
@@ -215,17 +221,20 @@ class Recorder:
 
         return _new_group_with_tag
 
-    def _mark(self, op: str, group: Any) -> None:
+    def _marks_of(self, module: Any) -> tuple[str, bytes, bytes]:
+        """The group of a model, and the texts of its forward and backward: the latter tells models apart by size."""
+        name, size = module.process_group.group_name, sum(each.numel() for each in module.parameters())
+        found = name, described(FORWARD, name, (), (), None), described(BACKWARD, name, ((size,),), (), None)
+        self._wrappers[module] = found
+        return found
+
+    def _mark(self, op: str, group: str, text: bytes) -> None:
         """Note a forward or a backward. No tensor is read, so `contained` need hide nothing: a mark is made often."""
         ring = self._ring
         if ring is None:
             return
         try:
-            name = group.group_name
-            text = self._texts.get((op, name))
-            if text is None:
-                text = self._texts[(op, name)] = described(op, name, (), (), None)
-            count = self._marks[text] = self._marks.get(text, 0) + 1
+            count = self._marks[op, group] = self._marks.get((op, group), 0) + 1
             ring.write(text, count, self._sites.number(sys._getframe(1), ring))
         except Exception as error:
             self._ring = None
@@ -240,28 +249,31 @@ class Recorder:
         name = group.group_name if group is not None else "0"
         sent = args[1] if op in _SENT_SECOND and len(args) > 1 else args[0] if args else None
         tensors = (sent,) if isinstance(sent, Tensor) else sent
-        peer = None
+        peer, tag = None, 0
         if op in _ROOTED and args:
             peer = getattr(args[-1], "rootRank", None)
         elif op in _TO_ONE and len(args) > 1:
-            peer = args[1]
+            peer, tag = args[1], args[2] if len(args) > 2 else 0
         key: Any
         try:
             if tensors is not None and len(tensors) == 1:  # nearly always
-                key = (op, name, peer, tensors[0].shape, tensors[0].dtype)
+                key = (op, name, peer, tag, tensors[0].shape, tensors[0].dtype)
             else:
-                key = (op, name, peer, *[(each.shape, each.dtype) for each in tensors or ()])
+                key = (op, name, peer, tag, *[(each.shape, each.dtype) for each in tensors or ()])
             text = self._texts.get(key)
         except (AttributeError, TypeError):  # no list of tensors: the options of `barrier`, the ranks of a new group
             key, tensors, text = None, (), None
         if text is None:
-            text = described(op, name, *_contents(op, args, kwargs, tensors), peer)
+            text = described(op, name, *_contents(op, args, kwargs, tensors), peer, tag)
             if len(self._texts) >= _MAX_KNOWN:
                 self._texts.clear()
             if key is not None:
                 self._texts[key] = text
         count = self._counts[name] = self._counts.get(name, 0) + 1
         ring.write(text, count, self._sites.number(sys._getframe(2), ring))
+
+    def _note_wrapped(self, group: Any, tensors: Any) -> None:
+        self._note(WRAPPED, group, ([*{each.dtype: each for each in tensors}.values()],), {})
 
     def _open(self, rank: int | None = None, size: int = 0) -> Ring | None:
         if self._shut:
@@ -270,9 +282,7 @@ class Recorder:
         if rank is None:
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         folder = self._folder(rank, size)
-        if folder is None:
-            return None
-        self._ring = Ring(folder / FILE, rank, size)
+        self._ring = Ring(folder / FILE, rank, size) if folder is not None else None
         return self._ring
 
 
@@ -286,4 +296,5 @@ def _contents(
             members = range(torch.distributed.get_world_size())
         return ((tuple(sorted(members)),) if hasattr(members, "__len__") else ()), ()  # an iterator is for torch
     found = [each for each in tensors or () if isinstance(each, Tensor)]
-    return tuple(tuple(each.shape) for each in found), tuple(str(each.dtype)[6:] for each in found)
+    shapes = () if op == WRAPPED else tuple(tuple(each.shape) for each in found)
+    return shapes, tuple(str(each.dtype)[6:] for each in found)

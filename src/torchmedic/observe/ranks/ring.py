@@ -23,7 +23,7 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, RankLog
 
-MAGIC = b"TMRANKS2"
+MAGIC = b"TMRANKS3"
 SLOTS = 2048
 FILE = "collectives"  # its name in the folder of a rank
 
@@ -81,14 +81,14 @@ class Ring:
 
 
 def described(
-    op: str, group: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], peer: int | None
+    op: str, group: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], peer: int | None, tag: int = 0
 ) -> bytes:
     """A call in the text of a slot, shortened to the first tensors if there are many."""
-    for most in (len(shapes), 4, 1, 0):
-        text = msgspec.json.encode((op, group[:40], shapes[:most], dtypes[:most], peer))
+    for most in (max(len(shapes), len(dtypes)), 4, 1, 0):
+        text = msgspec.json.encode((op, group[:40], shapes[:most], dtypes[:most], peer, tag))
         if len(text) <= _TEXT_SIZE:
             return text
-    return msgspec.json.encode((op[:20], "", (), (), peer))
+    return msgspec.json.encode((op[:20], "", (), (), peer, tag))
 
 
 def read_rank(path: Path) -> int:
@@ -159,7 +159,7 @@ def _numbered(data: bytes) -> Iterator[tuple[int, int]]:
 def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
     _, when, ordinal, site, length, text, _, _ = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
     try:
-        op, group, shapes, dtypes, peer = msgspec.json.decode(text[:length], type=_Text)
+        op, group, shapes, dtypes, peer, tag = msgspec.json.decode(text[:length], type=_Text)
     except msgspec.DecodeError:
         return None
     frames, library = sites[site] if site < len(sites) else ((), ())
@@ -170,13 +170,14 @@ def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
         shapes=shapes,
         dtypes=dtypes,
         peer=peer,
+        tag=tag,
         frames=frames,
         library=library,
         time=when,
     )
 
 
-_Text = tuple[str, str, tuple[tuple[int, ...], ...], tuple[str, ...], int | None]
+_Text = tuple[str, str, tuple[tuple[int, ...], ...], tuple[str, ...], int | None, int]
 
 
 def _read_table(data: bytes) -> Sites:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from torchmedic.diagnose.rules.hangs._at_work import sleeps
+from torchmedic.diagnose.rules.hangs._collectives import peer_states
 from torchmedic.diagnose.rules.hangs._wait_chain import CHILDREN, Waiter, chain
 from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
 from torchmedic.diagnose.words.format import duration
@@ -27,6 +28,8 @@ def find(stall: Stall, pid: int) -> ProcessView | None:
 def doing(stall: Stall, pid: int) -> Doing:
     """The activity of a process that the run waits for, in words."""
     view = find(stall, pid)
+    if waits_for_all_ranks(stall, pid):
+        return "waits for the run"
     if view is None:
         return "idle"  # not known
     if view.state in "ZX":
@@ -38,6 +41,13 @@ def doing(stall: Stall, pid: int) -> Doing:
     if _waits_for_run(stall, view):
         return "waits for the run"
     return "goes on" if goes_on(stall, view) else "idle"
+
+
+def waits_for_all_ranks(stall: Stall, pid: int) -> bool:
+    """Whether a process is another rank of the job, and all of those wait in collectives: for this rank, that is."""
+    ranks = peer_states(stall, stall.pid)
+    is_rank = any(peer.process.pid == pid and peer.inside is not None and peer.inside.job for peer in stall.peers)
+    return is_rank and all(rank.state == "waits" for rank in ranks)
 
 
 def _doing_inside(stall: Stall, view: ProcessView) -> Doing:
@@ -107,6 +117,9 @@ def described(stall: Stall, pid: int) -> str:
     """A process and what it does, in words."""
     view = find(stall, pid)
     what = doing(stall, pid)
+    if waits_for_all_ranks(stall, pid):
+        job = next(peer.inside.job for peer in stall.peers if peer.process.pid == pid and peer.inside is not None)
+        return f"rank {job.rank if job is not None else '?'} of the job, which waits for all ranks in a collective"
     if view is not None and what == "goes on":
         left = next((row.wakes_in for row in view.threads if sleeps(row) and row.wakes_in is not None), None)
         what_else = f"sleeps for {duration(left)} more" if left is not None else "goes on with something else"

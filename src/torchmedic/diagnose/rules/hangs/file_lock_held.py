@@ -16,7 +16,14 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._at_work import helpers
-from torchmedic.diagnose.rules.hangs._counterparts import described, doing, find, hopeless, patience_is_over
+from torchmedic.diagnose.rules.hangs._counterparts import (
+    described,
+    doing,
+    find,
+    hopeless,
+    patience_is_over,
+    waits_for_all_ranks,
+)
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import at, command, main_line, stall_rule
@@ -62,20 +69,22 @@ def _held(stall: Stall, waiter: Waiter, lock: LockHeld) -> Draft:
             "it holds itself" if own else "nobody gives back" if grade == "proven" else "another process holds"
         )
     cause = f"the lock ({lock.kind}) is one that {holder}: {_holder(stall, lock)}"
-    return _told(stall, waiter, grade, message, cause, _advice(lock, own=own), severity)
+    return _told(stall, waiter, grade, message, cause, _advice(stall, lock, own=own), severity)
 
 
 def _holder(stall: Stall, lock: LockHeld) -> str:
-    if find(stall, lock.holder) is not None:
+    if find(stall, lock.holder) is not None or waits_for_all_ranks(stall, lock.holder):
         words = described(stall, lock.holder)
     else:
         words = f"process {lock.holder}" + (f" (`{lock.command[:80]}`)" if lock.command else "")
     return words + (f", started {duration(lock.age)} ago" if lock.age is not None else "")
 
 
-def _advice(lock: LockHeld, *, own: bool) -> str:
+def _advice(stall: Stall, lock: LockHeld, *, own: bool) -> str:
     if own:
         return "take the lock only once: reuse the open file that holds it, or close that file before the second lock"
+    if waits_for_all_ranks(stall, lock.holder):
+        return "give the lock back before a call that waits for all ranks"
     if not lock.holder_lives:
         return f"end process {lock.holder}, which inherited the open file; `close_fds=True` keeps files from children"
     return f"check what process {lock.holder} does, and end it if it is not needed"

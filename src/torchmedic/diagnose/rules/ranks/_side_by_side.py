@@ -15,6 +15,7 @@ from torchmedic.source.branches import Loop, branches_around, exits_before, loop
 from torchmedic.source.user_code import relative
 
 _PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
+_CONSTANT_NUMBER = re.compile(r" in t?range\([\d, ]*\)$")
 _FIXED_NUMBER = re.compile(r" in t?range\(")
 _MAX_SHOWN = 8  # ranks that are shown one by one
 _REASONS = {
@@ -23,6 +24,8 @@ _REASONS = {
     "insertion": "no other rank makes this call anywhere",
     "end": "the other ranks went on",
     "branch": "the call depends on the rank",
+    "test": "only this one of the two calls depends on an `if`",
+    "loop": "the other ranks are still in the loop of the last common call",
     "nothing": "",
 }
 
@@ -46,6 +49,7 @@ def words(call: Collective, *, contents: bool = False) -> str:
         text += " of " + listed([f"{dtype}{list(shape)}" for dtype, shape in zip(kinds, call.shapes, strict=False)], 3)
     if contents and call.peer is not None:
         text += f" {'to' if call.op == 'send' else 'from'} rank {call.peer}"
+        text += f" with tag {call.tag}" if call.tag else ""
     return text
 
 
@@ -115,7 +119,11 @@ def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
     states = [state for state in map(job.of, difference.culprits) if state is not None]
     if any(_skipped(state, difference) is not None for state in states):
         return None
-    return _left(job, difference) if _continue(job, difference) is None else None
+    found = _left(job, difference) if _continue(job, difference) is None else None
+    if found is None or have_ended(job, difference):
+        return found
+    is_constant = not found[1].exits and _CONSTANT_NUMBER.search(found[1].header)
+    return None if is_constant else found  # the source gives the number of turns: it is the same on all ranks
 
 
 def _skipped(state: RankState, difference: Difference) -> StackFrame | None:
@@ -141,13 +149,13 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
     """The loop that the others are in and the culprits have left, with its file; None if the culprits are still in it.
 
     Both the last common call and the expected one must come from the loop: the culprits took part in it. A loop of a
-    library (a Trainer) counts only where the user's code has none.
+    library (a Trainer) counts only where the user's code has none. A call that only these ranks make by their number
+    tells nothing about loops.
     """
     expected, before = difference.expected, difference.before
-    if expected is None or before is None:
+    if expected is None or before is None or is_by_rank(difference):
         return None
     last = _last_line(job, difference)
-    alone = is_by_rank(difference)
     for frames, earlier in ((expected.frames, before.frames), (expected.library, before.library)):
         known = {(frame.file, loop.line) for frame in earlier for loop in loops_around(frame.file, frame.line)}
         found: list[tuple[str, Loop]] = []
@@ -158,9 +166,9 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
                 if _is_guarded_part(frame, loop, last):
                     continue
                 inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
-                if inside and (alone or difference.call is None):
-                    return None  # a call for this rank only in a turn of the loop, or a turn that is not over
-                if not inside and (last or _has_gone(job, difference)):
+                if inside and difference.call is None:
+                    return None  # a turn of the loop that is not over
+                if not inside and (last or have_ended(job, difference)):
                     found.append((frame.file, loop))
         if found:
             return _telling(found)
@@ -191,7 +199,8 @@ def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
     return next(iter([*broken, *uneven, *loops[-1:]]), None)
 
 
-def _has_gone(job: Job, difference: Difference) -> bool:
+def have_ended(job: Job, difference: Difference) -> bool:
+    """Whether the processes of the culprits have come to their end."""
     return all(state is not None and state.fate == "ended" for state in map(job.of, difference.culprits))
 
 

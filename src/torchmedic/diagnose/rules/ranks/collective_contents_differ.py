@@ -1,8 +1,8 @@
 """Ranks call the same collective with contents that do not fit.
 
 What: all ranks are at the same call, but the tensors have different shapes or dtypes, or the ranks name different
-source ranks, or other members for a new group. gloo aborts the process or waits for ever; NCCL mixes up memory or
-waits for ever.
+source ranks or members of a new group, or they train different models of several. gloo aborts the process or waits for
+ever; NCCL mixes up memory or waits for ever.
 
 Why: the last batch of one rank is smaller, a list has another length on each rank, one rank computes in another dtype,
 the source is computed from the rank, groups are made in another order.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
-from torchmedic.records.ranks import Collective, Job
+from torchmedic.records.ranks import BACKWARD, Collective, Job
 
 
 @rule("TM703", "collective-contents-differ")
@@ -43,6 +43,7 @@ _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
     "dtype": "convert the tensor to one dtype on all ranks before the call",
     "source rank": "pass the same rank as source or destination on all ranks",
+    "model size": "call the models, and their backward, in the same order on all ranks",
     "members": "make the groups in the same order on all ranks, also on ranks that are no members",
 }
 
@@ -53,7 +54,7 @@ def _difference(call: Collective, expected: Collective) -> tuple[str, str, str]:
         if one != other:
             return "dtype", one, other
     if call.shapes != expected.shapes:
-        kind = "members" if call.op == "new_group" else "shape"
+        kind = {"new_group": "members", BACKWARD: "model size"}.get(call.op, "shape")
         pairs = zip(call.shapes, expected.shapes, strict=False)
         unequal = [pair for pair in pairs if pair[0] != pair[1]]
         if unequal:

@@ -41,7 +41,7 @@ def check(job: Job) -> Draft | None:
         return None
     call, expected = difference.call, difference.expected
     who, others = ranks(difference.culprits), ranks(difference.others)
-    certain = difference.by not in ("nothing", "end")
+    certain = difference.by not in ("nothing", "end", "loop", "test")
     instead = f", while {others} went on to {words(expected)} at {place(expected)}" if expected else ""
     draft = check.draft(job, "proven" if certain else "likely")
     draft.message = f"{who} called {words(call)}, which {others} did not call"

@@ -4,10 +4,10 @@ What: `send` and `recv` pair up between two ranks. One side has made a call that
 other side waits as well, is somewhere else, or has ended.
 
 Why: both ranks receive first, the stages of a pipeline count their micro-batches differently, source and destination
-are exchanged.
+are exchanged, the two sides use different tags.
 
 Cure: let one side send first and the other receive first, or use `batch_isend_irecv`; derive the number of messages
-from one value that all stages share.
+and their tags from one value that all stages share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def check(job: Job) -> Draft | None:
     assert call.peer is not None
     partner = dict(job.unmatched).get(call.peer)
     state = job.of(call.peer)
-    both = partner is not None and partner.peer == rank and partner.op == call.op
+    meets = partner is not None and partner.peer == rank
+    both = meets and partner is not None and partner.op == call.op
+    tags = sorted((call.tag, partner.tag)) if meets and partner is not None and not both else []
     last = state.log.calls[-1] if state is not None and state.log is not None and state.log.calls else None
     there = f"rank {call.peer} {'ended' if state is not None and state.fate == 'ended' else 'last called'}"
     if state is not None and state.fate in ("raised", "died"):
@@ -36,13 +38,16 @@ def check(job: Job) -> Draft | None:
     cause = (
         f"ranks {rank} and {call.peer} both wait in {words(call)} for each other"
         if both
+        else f"`send` and `recv` meet only if they have the same tag; here the tags are {tags[0]} and {tags[1]}"
+        if tags
         else f"rank {rank} waits in {words(call, contents=True)}; {there} {_last(last)}"
     )
-    draft = check.draft(job, "proven" if both else "likely")
+    draft = check.draft(job, "proven" if both or tags else "likely")
     draft.message = f"rank {rank} waits in {words(call, contents=True)}, which rank {call.peer} does not answer"
     draft.cause = cause
     draft.about(rank)
-    left_out = _left_out(job, rank, call) if partner is None or not _answers_later(partner) else None
+    elsewhere = not tags and (partner is None or not _answers_later(partner))
+    left_out = _left_out(job, rank, call) if elsewhere else None
     if left_out is not None:
         answer, test = left_out
         draft.about(call.peer)
@@ -51,7 +56,7 @@ def check(job: Job) -> Draft | None:
             f"rank {call.peer} answered this line with {words(answer)} at {place(answer)} before; "
             f"that call depends on `{test}`"
         )
-    left = _left_loop(job, call) if left_out is None else None
+    left = _left_loop(job, call) if left_out is None and not tags else None
     if left is not None:
         file, loop = left
         draft.about(call.peer)
@@ -68,6 +73,8 @@ def check(job: Job) -> Draft | None:
         if left_out is not None
         else "give the loop the same number of turns on all ranks"
         if left is not None
+        else "pass the same `tag` on both sides"
+        if tags
         else "let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`"
     )
 

@@ -13,10 +13,10 @@ Cure: give all ranks the same number of batches (`DistributedSampler`, or `drop_
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._side_by_side import at_call, left_loop, ranks, show, words
+from torchmedic.diagnose.rules.ranks._side_by_side import at_call, have_ended, left_loop, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import Collective, Difference, Job
-from torchmedic.source.branches import Loop, assignments_of, flags_of_loop
+from torchmedic.source.branches import Loop, assignments_of, flags_of_loop, process_ends
 from torchmedic.source.user_code import is_library_file
 
 
@@ -33,15 +33,18 @@ def check(job: Job) -> Draft | None:
         return _left_trainer(job, difference, difference.expected, file, loop)
     who, others = ranks(difference.culprits), ranks(difference.others)
     leaves = loop.exits[0] if len(loop.exits) == 1 else None
-    draft = check.draft(job, "likely" if leaves is not None else "proven")
+    ends = process_ends(file, loop) if have_ended(job, difference) and leaves is None else []
+    line, how = loop.line, "at its end"
+    if leaves is not None:
+        line, how = leaves.line, f"by `{leaves.exit}`, which only `{leaves.header}` decides"
+    elif ends:
+        line, how = ends[0], "by the end of its process, or at the end of the loop"
+    draft = check.draft(job, "likely" if leaves is not None or ends else "proven")
     draft.message = f"{who} left the loop `{loop.header}` while {others} went on"
-    draft.cause = f"{others} made {_what(difference.expected)} once more; {who} had left the loop " + (
-        f"by `{leaves.exit}`, which only `{leaves.header}` decides" if leaves is not None else "at its end"
-    )
-    line = leaves.line if leaves is not None else loop.line
+    draft.cause = f"{others} made {_what(difference.expected)} once more; {who} had left the loop {how}"
     draft.at(line_location("cause", file, line, f"{who} left the loop here"))
     _show(draft, job, difference)
-    return draft.help(_DECIDE if leaves is not None else _EQUAL_SHARES)
+    return draft.help(_DECIDE if leaves is not None or ends else _EQUAL_SHARES)
 
 
 _DECIDE = "decide together: all_reduce a flag, and let all ranks leave the loop in the same turn"

@@ -13,12 +13,16 @@ first step, and `all_reduce` every gradient before every update.
 
 from __future__ import annotations
 
+import re
+
 from torchmedic.detect.ranks.drift import Drift, find_drift
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import JobFacts
+from torchmedic.source.branches import calls_by_rank
 
+_WRITES = re.compile(r"[a-z]\w*[a-z]_")  # a method that writes in place: `copy_`
 _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
@@ -41,16 +45,29 @@ def check(job: JobFacts) -> Draft | None:
     if drift is None:
         return None
     name = f"`{drift.name}`" if drift.name else f"a weight of shape {list(drift.shape)}"
-    draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out") else "proven")
+    changing = _changing(drift)
+    draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out") or changing else "proven")
     draft.message = f"{name} has different values on different ranks after {drift.updates} updates"
     draft.cause = _CAUSES[drift.why]
     line = drift.line
+    if line is not None and changing is not None:
+        draft.at(line_location("cause", line.file, changing, "only some ranks change weights here"))
     if line is not None:
-        draft.at(line_location("cause", line.file, line.line, _label(drift)))
+        draft.at(line_location("cause" if changing is None else "surfaced", line.file, line.line, _label(drift)))
     for rank, size in drift.sizes[:8]:
         draft.because(f"{ranks([rank])}: sum of absolute values {size:.6g}")
     draft.help(_CURES[drift.why])
     return draft.rated("warning")
+
+
+def _changing(drift: Drift) -> int | None:
+    """The only line of the file that loads or writes tensors on some ranks, where no exchange was left out."""
+    if drift.why != "changed" or drift.line is None:
+        return None
+    lines = calls_by_rank(
+        drift.line.file, lambda name: name == "load_state_dict" or _WRITES.fullmatch(name) is not None
+    )
+    return lines[0] if len(lines) == 1 else None
 
 
 def _label(drift: Drift) -> str:
