@@ -22,7 +22,8 @@ from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, ch
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
-from torchmedic.replay.trajectory.units import Unit, plainly, taking_over_data, units_of, with_state_of_previous
+from torchmedic.replay.trajectory.units import Unit, plainly, taking_over_data, units_of
+from torchmedic.replay.trajectory.units import with_state_of_forward, with_state_of_previous
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
@@ -38,7 +39,8 @@ class Course(NamedTuple):
 
     change: Change
     losses: tuple[float, ...]  # one per backward call that is looked at
-    weights: tuple[float, ...]  # the largest magnitude of a weight after every update
+    weights: tuple[float, ...]  # the largest magnitude of a weight, before the steps and after every update
+    distances: tuple[float, ...]  # how far the weights are from where they were, in multiples of their size
 
     @property
     def is_finite(self) -> bool:
@@ -106,7 +108,7 @@ class Trajectory:
         Where the random state of a step was not known, the data that it drew is taken over, or the state of the step
         before it in the same turn of the loop is used.
         """
-        self._ways = [plainly, taking_over_data, with_state_of_previous]
+        self._ways = [plainly, with_state_of_forward, taking_over_data, with_state_of_previous]
         try:
             return self.run(AS_IT_WAS)
         finally:
@@ -117,14 +119,15 @@ class Trajectory:
         started = self._now()
         try:
             with rewound(self._copy, with_state=not change.fresh):
-                weights: list[float] = [self._largest_weight()]
-                losses = list(self._losses(change, weights))
+                sizes = [(self._largest_weight(), 0.0)]
+                losses = list(self._losses(change, sizes))
         except _Stopped as stop:
             self.why_not = str(stop)
             return None
         finally:
             self.seconds += self._now() - started
-        return Course(change, tuple(losses), tuple(weights))
+        weights, distances = zip(*sizes, strict=True)
+        return Course(change, tuple(losses), weights, distances)
 
     def look(self) -> Microscope | None:
         """The first step under the microscope, with the weights of the copy."""
@@ -141,7 +144,7 @@ class Trajectory:
                 self.sign = sign_of_loss(played.roots[-1], scope)
         return scope
 
-    def _losses(self, change: Change, weights: list[float]) -> Iterator[float]:
+    def _losses(self, change: Change, sizes: list[tuple[float, float]]) -> Iterator[float]:
         is_plain = change.data is None
         started = self._now()
         for position, unit in enumerate(self.units):
@@ -169,7 +172,7 @@ class Trajectory:
                 move(gradients, change.rate * change.gradient)
             else:
                 self._update(unit, gradients, change, position)
-            weights.append(self._largest_weight())
+            sizes.append((self._largest_weight(), self._copy.distance()))
 
     def _check_time(self, started: float) -> None:
         if self.seconds + self._now() - started > _MAX_SECONDS or time.monotonic() > self._deadline:
@@ -184,9 +187,15 @@ class Trajectory:
         previous = self.units[position - 1] if position else None
         runner = unit.step.runner
         state = (runner.frozen, unit.call.rng, unit.call.device_marks)
+
+        def begin_again() -> None:
+            runner.frozen, unit.call.rng, unit.call.device_marks = state
+            if isinstance(runner, EarlierStepRunner):
+                runner.takes_state_of_forward = False
+
         found: list[tuple[float, Callable[[Unit, Unit | None], bool], tuple[float, Gradients]]] = []
         for way in self._ways:
-            runner.frozen, unit.call.rng, unit.call.device_marks = state
+            begin_again()
             if not way(unit, previous):
                 continue
             step = self._step(unit, change)
@@ -195,7 +204,7 @@ class Trajectory:
                 return step
             found.append((difference, way, step))
         _, way, step = min(found, key=lambda each: each[0])
-        runner.frozen, unit.call.rng, unit.call.device_marks = state
+        begin_again()
         way(unit, previous)
         return step
 

@@ -45,6 +45,15 @@ def plainly(unit: Unit, previous: Unit | None) -> bool:
     return True
 
 
+def with_state_of_forward(unit: Unit, previous: Unit | None) -> bool:
+    """Draw the random numbers of the forward pass from its own state: of the first step only this one is known."""
+    runner = unit.step.runner
+    if unit.call.forward_rng is None or not isinstance(runner, EarlierStepRunner):
+        return False
+    runner.takes_state_of_forward = True
+    return True
+
+
 def taking_over_data(unit: Unit, previous: Unit | None) -> bool:
     """Do not make the data again: random numbers may come from anywhere."""
     runner = unit.step.runner

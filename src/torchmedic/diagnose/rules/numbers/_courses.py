@@ -150,16 +150,16 @@ def _usual(sizes: list[float]) -> float:
 
 def grown_weights(evidence: NumbersEvidence) -> WeightGrowth | None:
     """The growth since the oldest copy of the weights; None where there is none to speak of."""
-    windows = evidence.agent.finite.memory.windows()
-    if not windows:
+    copy = evidence.agent.finite.memory.oldest_copy()
+    if copy is None:
         return None
     pairs = [
         (float(value.abs().amax()), float(tensor.detach().abs().amax()))
-        for reference, value in windows[0].copy.tensors
-        if value.numel() and (tensor := reference()) is not None and tensor.requires_grad
+        for tensor, value in copy.pairs()
+        if value.numel() and tensor.requires_grad
     ]
     before, now = (max((pair[at] for pair in pairs), default=0.0) for at in (0, 1))
-    updates = windows[0].calls[-1].update - windows[0].copy.update
+    updates = evidence.agent.finite.steps - copy.update
     is_grown = math.isfinite(now) and now > _GROWN_WEIGHTS * max(before, 1e-3)
     return WeightGrowth(before, now, updates) if is_grown and updates > 0 and before > 0 else None
 
