@@ -129,7 +129,7 @@ def _parts(
 
 
 def made_at(
-    evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor, label: str, *, written: bool = False
+    evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor, label: str, *, row: int | None = None
 ) -> Location | None:
     """The line that made the data: of the data set that the batch comes from, else of the variable.
 
@@ -138,8 +138,9 @@ def made_at(
         unit: The step that read the data.
         tensor: The data.
         label: What to say of it.
-        written: Whether a line that writes some values into the data is to blame, if there is one.
+        row: Of the data, that is to blame: a line that writes some values into the data goes first, if there is one.
     """
+    written = row is not None
     datasets = datasets_in_use()
     for dataset in datasets:
         held = getattr(dataset, "tensors", None)
@@ -151,25 +152,25 @@ def made_at(
                 if maker is not None:
                     return _located(maker, label, written=written)
     for dataset in datasets:
-        maker = _attribute_of(dataset, unit, tensor)
+        maker = _attribute_of(dataset, unit, tensor, row or 0)
         if maker is not None:
             return _located(maker, label, written=written)
     maker = maker_of(evidence.frames, tensor, datasets)
     return _located(maker, label, written=written) if maker is not None else None
 
 
-def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor) -> Maker | None:
-    """The attribute of a data set that holds the first row of a batch, at the index of its item."""
+def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor, at: int) -> Maker | None:
+    """The attribute of a data set that holds a row of a batch, at the index of its item."""
     items = items_of(unit.call.origin)
-    first = items[0] if isinstance(items, list | tuple) and items else None
-    if not isinstance(first, int) or not tensor.dim():
+    index = items[at] if isinstance(items, list | tuple) and at < len(items) else None
+    if not isinstance(index, int) or not tensor.dim():
         return None
     for attr, value in list((getattr(dataset, "__dict__", None) or {}).items()):
         try:
-            row = torch.as_tensor(value[first])
+            row = torch.as_tensor(value[index])
         except Exception:  # whatever the attributes of a data set do when they are asked for an item
             continue
-        if row.shape == tensor.shape[1:] and torch.equal(row.to(tensor.dtype), tensor[0]):
+        if row.shape == tensor.shape[1:] and torch.equal(row.to(tensor.dtype), tensor[at]):
             found = [each for each in attribute_assignments(type(dataset), attr) if not _writes_part(each[1])]
             if len(found) == 1:
                 return Maker(found[0][0], found[0][1], f"self.{attr}")

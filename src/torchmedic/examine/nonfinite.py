@@ -96,6 +96,7 @@ def _explain_growth(
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.divergence, evidence.why_no_divergence = divergence, why
     if divergence is None:
+        evidence.replay_once()
         diagnosis = ask(evidence, registry.DIVERGED)
         return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
     diagnosis = ask(evidence, registry.RUNAWAY)

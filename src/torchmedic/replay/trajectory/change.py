@@ -19,7 +19,6 @@ class Change(NamedTuple):
     rate: float = 1.0  # factor of every learning rate
     only: Any = None  # the optimizer whose rate is meant; None: all
     group: int | None = None  # of that optimizer, whose rate is meant; None: all
-    warm_up: bool = False  # the rates grow over the steps
     clip: float | None = None  # largest norm of all gradients
     gradient: float = 1.0  # factor of every gradient, which is that of the loss
     options: Mapping[str, Any] = MappingProxyType({})  # of the optimizers

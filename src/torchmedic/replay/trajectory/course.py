@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,8 +22,7 @@ from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, ch
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
-from torchmedic.replay.trajectory.units import Unit, plainly, taking_over_data, units_of
-from torchmedic.replay.trajectory.units import with_state_of_forward, with_state_of_previous
+from torchmedic.replay.trajectory.units import WAYS, Unit, Way, units_of
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
@@ -65,7 +64,7 @@ class Trajectory:
         on_cpu = all(value.is_cpu for _, value in self._copy.tensors)
         self._now = time.thread_time if on_cpu else time.monotonic  # a device works while this thread waits
         self._deadline = time.monotonic() + _MAX_WALL_SECONDS
-        self._ways: list[Callable[[Unit, Unit | None], bool]] = []  # to run a step; empty once they are settled
+        self._ways: tuple[Way, ...] = ()  # to run a step; empty once they are settled
         self._first: tuple[float, Gradients] | None = None  # loss and gradients of the first step
         self.reduction = Reduction(1.0)  # of the loss of the first step; filled by `look`
         self.reduced_at: Op | None = None  # the operation that adds the elements of that loss up; filled by `look`
@@ -108,11 +107,11 @@ class Trajectory:
         Where the random state of a step was not known, the data that it drew is taken over, or the state of the step
         before it in the same turn of the loop is used.
         """
-        self._ways = [plainly, with_state_of_forward, taking_over_data, with_state_of_previous]
+        self._ways = WAYS
         try:
             return self.run(AS_IT_WAS)
         finally:
-            self._ways = []
+            self._ways = ()
 
     def run(self, change: Change) -> Course | None:
         """Run the steps. None where that cannot be done; `why_not` says why."""
@@ -171,7 +170,7 @@ class Trajectory:
             if unit.call.by_hand:
                 move(gradients, change.rate * change.gradient)
             else:
-                self._update(unit, gradients, change, position)
+                self._update(unit, gradients, change)
             sizes.append((self._largest_weight(), self._copy.distance()))
 
     def _check_time(self, started: float) -> None:
@@ -193,7 +192,7 @@ class Trajectory:
             if isinstance(runner, EarlierStepRunner):
                 runner.takes_state_of_forward = False
 
-        found: list[tuple[float, Callable[[Unit, Unit | None], bool], tuple[float, Gradients]]] = []
+        found: list[tuple[float, Way, tuple[float, Gradients]]] = []
         for way in self._ways:
             begin_again()
             if not way(unit, previous):
@@ -255,7 +254,7 @@ class Trajectory:
                 raise _Stopped(str(reason)) from reason
         return self._others[id(call)]
 
-    def _update(self, unit: Unit, gradients: Gradients, change: Change, position: int) -> None:
+    def _update(self, unit: Unit, gradients: Gradients, change: Change) -> None:
         changed = changed_gradients(gradients, change)
         started = self._now()
 
@@ -264,7 +263,6 @@ class Trajectory:
             loss, found = self._step(unit, change)
             return loss, changed_gradients(found, change)
 
-        share = (position + 1) / len(self.units) if change.warm_up else 1.0
         for end in unit.call.ends:
             optimizer = end.optimizer()
             if optimizer is None:
@@ -272,7 +270,7 @@ class Trajectory:
             factor = change.rate if change.only is None or change.only is optimizer else 1.0
             if factor == 0:
                 continue
-            factors = [share * (factor if change.group in (None, at) else 1.0) for at in range(len(end.rates))]
+            factors = [factor if change.group in (None, at) else 1.0 for at in range(len(end.rates))]
             rates = [rate if rate is None else rate * each for rate, each in zip(end.rates, factors, strict=True)]
             try:
                 update(optimizer, changed, rates, change.options, evaluate, end.momenta)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
@@ -67,3 +67,7 @@ def with_state_of_previous(unit: Unit, previous: Unit | None) -> bool:
         return False
     unit.call.rng, unit.call.device_marks = previous.call.rng, previous.call.device_marks
     return True
+
+
+Way = Callable[[Unit, Unit | None], bool]  # sets a step up; False where it cannot be repeated in this way
+WAYS: tuple[Way, ...] = (plainly, with_state_of_forward, taking_over_data, with_state_of_previous)

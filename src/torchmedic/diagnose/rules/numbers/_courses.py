@@ -173,7 +173,8 @@ def growths_at_start(evidence: NumbersEvidence) -> tuple[list[Growth], bool]:
     if evidence.divergence is not None:
         scope = evidence.divergence.first_step()
         return (growths(scope), True) if scope is not None else ([], True)
-    if evidence.scope is None or not evidence.births or evidence.births[0].op is None:
+    is_growth = evidence.incident.quantity == "growth"
+    if evidence.scope is None or not (is_growth or (evidence.births and evidence.births[0].op is not None)):
         return [], False
     return growths(evidence.scope), evidence.incident.step == 0
 
@@ -191,6 +192,7 @@ class Growth(NamedTuple):
     weights: tuple[
         torch.Tensor, ...
     ]  # that the line multiplies by: few for a recurrence, one per turn for a deep network
+    is_by_weights: bool  # the operation itself multiplies by weights; else by a constant or by activations
 
     @property
     def is_recurrence(self) -> bool:
@@ -229,8 +231,10 @@ def _growth(
     spot = scope.spot_of(ops[-1])
     assert spot is not None
     gains = [gain for op in ops[start:end] if (gain := _gain(scope, op)) is not None]
+    factor = total ** (1 / len(ratios))
+    is_by_weights = any(True for _ in _weights(scope, ops))
     growth = Growth(
-        spot, ops[-1].kind, len(finite), total ** (1 / len(ratios)), finite[0], finite[-1], is_gradient, weights
+        spot, ops[-1].kind, len(finite), factor, finite[0], finite[-1], is_gradient, weights, is_by_weights
     )
     return (median(gains) if gains else 1.0), growth
 

@@ -62,7 +62,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     label = f"extreme values in {items}" if items else "extreme values in this batch"
     if tensor is not None:
         draft.at(
-            made_at(evidence, unit, tensor, label, written=True)
+            made_at(evidence, unit, tensor, label, row=rows[0])
             or _line_in_item(unit, tensor, rows, label)
             or _literal(tensor, rows, label)
         )
