@@ -44,3 +44,7 @@ def changed_gradients(gradients: Gradients, change: Change) -> Gradients:
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
     """The values of a gradient, which an embedding may have made sparse."""
     return gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient
+
+
+def are_finite(gradients: Gradients) -> bool:
+    return all(bool(torch.isfinite(values_of(gradient)).all()) for _, gradient in gradients)

@@ -18,11 +18,11 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope, Op
 from torchmedic.replay.trajectory.around_replay import ending_at, stepping, taking, unscaled
-from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, changed_gradients, values_of
+from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, are_finite, changed_gradients
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
-from torchmedic.replay.trajectory.units import WAYS, Unit, Way, units_of
+from torchmedic.replay.trajectory.units import WAYS, Unit, Way, place_of, units_of
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
@@ -98,14 +98,14 @@ class Trajectory:
     def positions(self, losses: Sequence[float]) -> list[int]:
         """The steps of the backward call whose loss has gone wrong."""
         worst = max(range(len(losses)), key=lambda at: abs(losses[at]) if math.isfinite(losses[at]) else math.inf)
-        places = [_place(unit.call) for unit in self.units]
+        places = [place_of(unit.call) for unit in self.units]
         return [at for at, place in enumerate(places) if place == places[worst]]
 
     def settle(self) -> Course | None:
         """Run the steps as they were, each in the way that repeats its recorded loss.
 
-        Where the random state of a step was not known, the data that it drew is taken over, or the state of the step
-        before it in the same turn of the loop is used.
+        Where the random state of a step was not known, the state of its forward pass or of a call before it is used, or
+        the data that the step drew is taken over.
         """
         self._ways = WAYS
         try:
@@ -165,7 +165,7 @@ class Trajectory:
             yield loss
             if not unit.is_update or position == change.without:
                 continue
-            if not math.isfinite(loss) or not _are_finite(gradients):
+            if not math.isfinite(loss) or not are_finite(gradients):
                 return
             if unit.call.by_hand:
                 move(gradients, change.rate * change.gradient)
@@ -280,14 +280,6 @@ class Trajectory:
 
 class _Stopped(Exception):
     """The steps cannot be run again."""
-
-
-def _place(call: KeptBackward) -> tuple[int, int]:
-    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
-
-
-def _are_finite(gradients: Gradients) -> bool:
-    return all(bool(torch.isfinite(values_of(gradient)).all()) for _, gradient in gradients)
 
 
 def difference_of(now: float, then: float | None, *, is_scaled: bool) -> float:

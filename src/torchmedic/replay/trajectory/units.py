@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
@@ -27,9 +28,10 @@ def units_of(
     """The calls that end in an update, and the last one in any case."""
     pending: list[KeptBackward] = []
     updates = 0
+    inner = _inner_places(calls)
     for call in calls:
         is_last = call is calls[-1]
-        if not call.ends and not is_last and not call.by_hand:
+        if not call.ends and not is_last and (not call.by_hand or place_of(call) in inner):
             pending.append(call)
             continue
         is_update = (bool(call.ends) and not call.is_repeated) or (call.by_hand and not is_last)
@@ -39,6 +41,29 @@ def units_of(
         updates += is_update
         if updates >= max_updates:
             return
+
+
+def _inner_places(calls: list[KeptBackward]) -> set[tuple[int, int]]:
+    """The calls of loops without an optimizer that no update follows: the inner gradients of meta-learning.
+
+    After such a call another line differentiates the same weights.
+    """
+    found = set()
+    for call, following in itertools.pairwise(calls):
+        if call.by_hand and place_of(call) != place_of(following) and _trains_same(call, following):
+            found.add(place_of(call))
+    return found
+
+
+def _trains_same(call: KeptBackward, other: KeptBackward) -> bool:
+    def state(each: KeptBackward) -> list[tuple[int, int]]:
+        return [(leaf.alias.data_ptr() if leaf.alias is not None else 0, leaf.version) for leaf in each.leaves]
+
+    return bool(call.leaves) and state(call) == state(other)
+
+
+def place_of(call: KeptBackward) -> tuple[int, int]:
+    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
 
 
 def plainly(unit: Unit, previous: Unit | None) -> bool:
@@ -69,5 +94,20 @@ def with_state_of_previous(unit: Unit, previous: Unit | None) -> bool:
     return True
 
 
+def with_state_of_first_call(unit: Unit, previous: Unit | None) -> bool:
+    """Draw the random numbers of the first call since the last update: the turn of the loop began before that one."""
+    unit.step.runner.frozen = set()
+    if not unit.before:
+        return False
+    unit.call.rng, unit.call.device_marks = unit.before[0].rng, unit.before[0].device_marks
+    return True
+
+
 Way = Callable[[Unit, Unit | None], bool]  # sets a step up; False where it cannot be repeated in this way
-WAYS: tuple[Way, ...] = (plainly, with_state_of_forward, taking_over_data, with_state_of_previous)
+WAYS: tuple[Way, ...] = (
+    plainly,
+    with_state_of_forward,
+    taking_over_data,
+    with_state_of_first_call,
+    with_state_of_previous,
+)

@@ -23,6 +23,8 @@ _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
 _PLAIN_RATE = 0.2  # of SGD
 _STEPS = 3  # of growth in a row, at least
 _MIN_GROWTH_FACTOR = 100.0
+_LOSSES_OF_QUARTERS = 48  # the last ones, in which the level of the loss grows from quarter to quarter
+_GROWTH_OF_QUARTER = 3.0
 _GROWN_WEIGHTS = 1e4  # times their size some updates ago: no training means that
 _MIN_TURNS = 4
 _MIN_FACTOR = 1.15  # per turn
@@ -139,8 +141,20 @@ def growth(evidence: NumbersEvidence) -> LossGrowth | None:
     steps = len(sizes) - 1 - start
     lowest = max(min(sizes[start:]), 1e-12)
     if steps < _STEPS or sizes[-1] < _MIN_GROWTH_FACTOR * max(lowest, _usual(sizes[: start + 1])):
-        return None
+        return _growth_in_quarters(finite[-_LOSSES_OF_QUARTERS:])
     return LossGrowth(steps, finite[start], finite[-1], tuple(finite[-6:]))
+
+
+def _growth_in_quarters(losses: list[float]) -> LossGrowth | None:
+    """The growth of a loss that does not grow in every step: several batches belong to an update."""
+    length = len(losses) // 4
+    if length < 2:
+        return None
+    levels = [_usual([abs(loss) for loss in losses[at * length : (at + 1) * length]]) for at in range(4)]
+    grows = all(later > _GROWTH_OF_QUARTER * max(earlier, 1e-12) for earlier, later in itertools.pairwise(levels))
+    if not grows or levels[-1] < _MIN_GROWTH_FACTOR * levels[0]:
+        return None
+    return LossGrowth(len(losses) - 1, losses[0], losses[-1], tuple(losses[-6:]))
 
 
 def _usual(sizes: list[float]) -> float:
@@ -233,9 +247,7 @@ def _growth(
     gains = [gain for op in ops[start:end] if (gain := _gain(scope, op)) is not None]
     factor = total ** (1 / len(ratios))
     is_by_weights = any(True for _ in _weights(scope, ops))
-    growth = Growth(
-        spot, ops[-1].kind, len(finite), factor, finite[0], finite[-1], is_gradient, weights, is_by_weights
-    )
+    growth = Growth(spot, ops[-1].kind, len(finite), factor, finite[0], finite[-1], is_gradient, weights, is_by_weights)
     return (median(gains) if gains else 1.0), growth
 
 
