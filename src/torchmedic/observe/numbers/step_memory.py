@@ -80,6 +80,11 @@ class StepMemory:
         copies = (self._start, *self._copies, self._risen)
         return [*self._pinned, *windows_of(copies, self._kept.calls, self._first)]
 
+    @property
+    def is_away(self) -> bool:
+        """Whether a loss is far from its earlier level now: what the layers do follows from that."""
+        return any(trend.far or trend.lost for trend in self._trends.values())
+
     def oldest_copy(self) -> Copy | None:
         """The weights of the longest time ago, whether or not the updates since then can be run again."""
         return next((copy for copy in (self._start, *self._copies, self._risen) if copy is not None), None)
