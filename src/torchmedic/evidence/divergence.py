@@ -13,8 +13,7 @@ from typing import Any
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course, Trajectory
-from torchmedic.replay.trajectory.updates_by_hand import bound_again
-from torchmedic.source.assignments import names_written
+from torchmedic.replay.trajectory.updates_by_hand import rebinding
 
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
 _GROWN_SLOWLY = 1.2  # times that loss, where every update adds to it
@@ -63,14 +62,12 @@ class Divergence:
 
     def _rebinding_spot(self, scope: Microscope) -> Spot | None:
         """The line that binds new tensors in place of the weights."""
-        step = self.trajectory.units[0].step
-        names = bound_again(step)
-        for statement in reversed(step.runner.segment.statements):
-            if not set(names).isdisjoint(names_written(statement)):
-                lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-                spots = [op.spot for op in scope.ops if op.spot is not None and not op.node]
-                return next((spot for spot in reversed(spots) if spot.line in lines), None)
-        return None
+        statement = rebinding(self.trajectory.units[0].step)
+        if statement is None:
+            return None
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        spots = [op.spot for op in scope.ops if op.spot is not None and not op.node]
+        return next((spot for spot in reversed(spots) if spot.line in lines), None)
 
     def course(self, change: Change) -> Course | None:
         """The course with one thing changed; None where it cannot be run."""

@@ -8,9 +8,14 @@ from types import FrameType
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.windows import Window
+from torchmedic.records import Location
+from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.change import NO_UPDATE
 from torchmedic.replay.trajectory.course import Trajectory
+from torchmedic.replay.trajectory.units import inner_places, place_of
+from torchmedic.replay.trajectory.updates_by_hand import rebinding
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_UPDATES = 8
@@ -48,6 +53,24 @@ def divergence_of(
             return found, ""
         why = why or reason
     return None, why
+
+
+def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> Location | None:
+    """The statement that binds new weights, of a loop without an optimizer whose steps cannot be run again."""
+    windows = agent.finite.memory.windows()
+    outer = (
+        next((call for call in window.calls if call.by_hand and place_of(call) not in inner_places(window.calls)), None)
+        for window in windows
+    )
+    for call in filter(None, outer):
+        try:
+            step, _ = earlier_step(call, frame, agent, to_update=True)
+        except CannotCut:
+            continue
+        statement = rebinding(step)
+        if statement is not None:
+            return node_location("cause", step.runner.segment.file, statement, label)
+    return None
 
 
 def _may_have_grown(window: Window) -> bool:

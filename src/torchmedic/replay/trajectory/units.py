@@ -28,7 +28,7 @@ def units_of(
     """The calls that end in an update, and the last one in any case."""
     pending: list[KeptBackward] = []
     updates = 0
-    inner = _inner_places(calls)
+    inner = inner_places(calls)
     for call in calls:
         is_last = call is calls[-1]
         if not call.ends and not is_last and (not call.by_hand or place_of(call) in inner):
@@ -43,7 +43,7 @@ def units_of(
             return
 
 
-def _inner_places(calls: list[KeptBackward]) -> set[tuple[int, int]]:
+def inner_places(calls: list[KeptBackward]) -> set[tuple[int, int]]:
     """The calls of loops without an optimizer that no update follows: the inner gradients of meta-learning.
 
     After such a call another line differentiates the same weights.
