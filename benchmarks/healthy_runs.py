@@ -1,4 +1,4 @@
-"""False alarms on healthy training: 41 runs of several hundred steps whose curves look odd, and are as they should be.
+"""False alarms on healthy training: 51 runs of several hundred steps whose curves look odd, and are as they should be.
 
     python benchmarks/healthy_runs.py [--only WORD]
 
@@ -273,6 +273,61 @@ RUNS = {
         CLASSIFIER + "opt = torch.optim.AdamW(net.parameters(), 1e-3)",
         "x, y = blobs()\nwith torch.autocast('cpu', torch.bfloat16): out = net(x)\n"
         "loss = F.cross_entropy(out.float(), y)\n" + UPDATE,
+    ),
+    # Levels of the loss that change for good
+    "curriculum-that-gets-harder": Run(
+        "net = mlp(8, 1)\nopt = torch.optim.Adam(net.parameters(), 2e-3)",
+        "x, y = line()\nscale = 0.1 + step // 100\nloss = F.mse_loss(net(x), scale * y)\n" + UPDATE,
+    ),
+    "harder-data-for-a-while": Run(
+        "net = mlp(8, 1)\nopt = torch.optim.Adam(net.parameters(), 2e-3)",
+        "x, y = line()\nx, y = (6 * x, 6 * y) if 150 <= step < 260 else (x, y)\nloss = F.mse_loss(net(x), y)\n"
+        + UPDATE,
+    ),
+    "weight-of-a-term-that-grows": Run(
+        "net = mlp(8, 4)\nopt = torch.optim.SGD(net.parameters(), 0.02)",
+        "x, y = blobs()\nout = net(x)\nloss = F.cross_entropy(out, y) + step / 20 * out.pow(2).mean()\n" + UPDATE,
+    ),
+    "spikes-of-rare-batches": Run(
+        "net = mlp(8, 1)\nopt = torch.optim.Adam(net.parameters(), 1e-3)",
+        "x, y = line()\ny = y * (30.0 if step % 60 == 59 else 1.0)\nloss = F.mse_loss(net(x), y)\n" + UPDATE,
+    ),
+    "large-targets-learned": Run(
+        "net = mlp(8, 1, 64)\nopt = torch.optim.Adam(net.parameters(), 0.03)",
+        "x, y = line()\nloss = F.mse_loss(net(x), 1e4 * y)\n" + UPDATE,
+    ),
+    "restarts-with-a-higher-rate": Run(
+        CLASSIFIER + "opt = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)",
+        "for group in opt.param_groups: group['lr'] = 0.05 * (1 + step // 100) * (1 - step % 100 / 110)\n" + CLASSIFY,
+    ),
+    "unfrozen-later": Run(
+        CLASSIFIER + "opt = torch.optim.Adam(net[4].parameters(), 1e-2)",
+        "if step == 6: opt.add_param_group({'params': [*net[0].parameters(), *net[2].parameters()], 'lr': 1e-3})\n"
+        + CLASSIFY,
+    ),
+    "hinge-gan-with-two-critic-steps": Run(
+        "G, D = mlp(4, 2), mlp(2, 1)\noptG = torch.optim.Adam(G.parameters(), 2e-4, betas=(0.0, 0.9))\n"
+        "optD = torch.optim.Adam(D.parameters(), 8e-4, betas=(0.0, 0.9))",
+        "for _ in range(2):\n    real, fake = torch.randn(32, 2) + 2, G(torch.randn(32, 4)).detach()\n"
+        "    loss = F.relu(1 - D(real)).mean() + F.relu(1 + D(fake)).mean()\n"
+        "    optD.zero_grad(); loss.backward(); optD.step()\n"
+        "loss = -D(G(torch.randn(32, 4))).mean()\noptG.zero_grad(); loss.backward(); optG.step()",
+    ),
+    "value-function-of-growing-returns": Run(
+        "q = mlp(8, 1)\ntarget = copy.deepcopy(q)\nopt = torch.optim.Adam(q.parameters(), 1e-3)",
+        "s = torch.randn(64, 8)\nwith torch.no_grad(): y = 1 + 0.97 * target(s + 0.1 * torch.randn_like(s))\n"
+        "loss = F.mse_loss(q(s), y)\n" + UPDATE + "\nif step % 25 == 24: target.load_state_dict(q.state_dict())",
+    ),
+    "meta-learning-by-hand": Run(
+        "w = [torch.randn(1, 20) * 0.5, torch.zeros(20), torch.randn(20, 1) * 0.2]\nfor p in w: p.requires_grad_()\n"
+        "def model(x, w): return torch.tanh(x @ w[0] + w[1]) @ w[2]",
+        "total = 0.0\nfor task in range(3):\n    x, phase = torch.rand(10, 1) * 6 - 3, torch.rand(1)\n"
+        "    inner = F.mse_loss(model(x, w), torch.sin(x + phase))\n"
+        "    grads = torch.autograd.grad(inner, w, create_graph=True)\n"
+        "    fast = [p - 0.01 * g for p, g in zip(w, grads)]\n"
+        "    total = total + F.mse_loss(model(x, fast), torch.sin(x + phase))\n"
+        "grads = torch.autograd.grad(total / 3, w)\n"
+        "w = [(p.detach() - 0.05 * g).requires_grad_() for p, g in zip(w, grads)]",
     ),
 }
 

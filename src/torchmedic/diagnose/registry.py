@@ -192,7 +192,9 @@ COUNTERFACTUAL: Family[NumbersEvidence] = Family(
 RUNAWAY: Family[NumbersEvidence] = Family("numbers.exploding_recurrence", "numbers.exploding_depth", *COUNTERFACTUAL)
 
 # Asked of a loss that is far too large, where the last steps cannot be run again.
-DIVERGED: Family[NumbersEvidence] = Family("numbers.diverging_training")
+DIVERGED: Family[NumbersEvidence] = Family(
+    "numbers.exploding_recurrence", "numbers.exploding_depth", "numbers.diverging_training"
+)
 
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: Family[NumbersEvidence] = Family(

@@ -13,6 +13,7 @@ import torch
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Birth, Site
 from torchmedic.observe.checkup.unreached_parameters import Unreached
+from torchmedic.observe.numbers.state_copies import Copy
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, place, position_of
 from torchmedic.source.lookup.layers import layer_built_at, roots
@@ -31,6 +32,7 @@ class CheckUp:
         optimized: The parameters that optimizers hold.
         unreached: The parameters without a gradient, once that is known.
         models: Modules that are known to be trained, where no frame holds them.
+        past: The weights of some updates ago.
         sure_after_one: Whether one look is enough, because somebody asks about this very batch.
     """
 
@@ -43,12 +45,14 @@ class CheckUp:
         unreached: Unreached | None = None,
         models: Sequence[torch.nn.Module] = (),
         rank: int = 0,
+        past: Copy | None = None,
         sure_after_one: bool = False,
     ) -> None:
         self.graphs = graphs
         self.optimized = optimized
         self.unreached = unreached
         self.rank = rank
+        self.past = past
         self._sure_after_one = sure_after_one
         self._frame = frame
         self._models = models

@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import FrameType
 from typing import Any
 
-from torchmedic.observe.context import StepContext
-from torchmedic.observe.numbers.windows import Window
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
-from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.change import NO_UPDATE, Change
+from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course, Trajectory
-from torchmedic.replay.trajectory.updates_by_hand import bound_again
-from torchmedic.source.assignments import names_written
-from torchmedic.source.segment.cut import CannotCut
+from torchmedic.replay.trajectory.updates_by_hand import rebinding
 
-_MAX_UPDATES = 8
-_UPDATES_OF_SLOW_STEPS = 4
-_MAX_COURSES = 12
-_MIN_COURSES = 3  # without which nothing can be told
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
-_GROWN_SLOWLY = 1.2  # times that loss, where it is known that the loss grows over many more updates
+_GROWN_SLOWLY = 1.2  # times that loss, where every update adds to it
 _GROWN_BEYOND_DOUBT = 100.0  # times that loss: no overshoot of a healthy start
-_GROWN_FOR_LONG = 8.0  # times the largest of those losses, where the loss has not come back for many updates
+_GROWN_FOR_LONG = 3.0  # times the largest of those losses, where the loss has not come back for many updates
 _GROWN_WEIGHTS = 10.0
+_FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from where they were, when a loss is not finite
 _BOUND = 1.1  # times that loss: a course that stays below has not grown
 _OUTLIER = 30.0  # times the usual loss of a batch
 _MIN_FALLS = 3  # of a loss below zero
@@ -71,14 +62,12 @@ class Divergence:
 
     def _rebinding_spot(self, scope: Microscope) -> Spot | None:
         """The line that binds new tensors in place of the weights."""
-        step = self.trajectory.units[0].step
-        names = bound_again(step)
-        for statement in reversed(step.runner.segment.statements):
-            if not set(names).isdisjoint(names_written(statement)):
-                lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-                spots = [op.spot for op in scope.ops if op.spot is not None and not op.node]
-                return next((spot for spot in reversed(spots) if spot.line in lines), None)
-        return None
+        statement = rebinding(self.trajectory.units[0].step)
+        if statement is None:
+            return None
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        spots = [op.spot for op in scope.ops if op.spot is not None and not op.node]
+        return next((spot for spot in reversed(spots) if spot.line in lines), None)
 
     def course(self, change: Change) -> Course | None:
         """The course with one thing changed; None where it cannot be run."""
@@ -157,7 +146,23 @@ class Divergence:
     @property
     def has_grown(self) -> bool:
         """Whether the loss or the weights grew at all in these steps: a loss below zero may only have kept falling."""
-        return _has_grown(self.original, self.still, _GROWN)
+        return self.has_grown_by(_GROWN)
+
+    def has_grown_by(self, factor: float) -> bool:
+        """Whether a loss grew by a factor, or the weights did, or a loss overflowed far from the weights of before."""
+        original = self.original
+        if _has_risen(original, self.still, factor):
+            return True
+        if any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights):  # NaN is not either
+            return True
+        return not original.is_finite and max(original.distances) >= _FAR_WEIGHTS
+
+    @property
+    def keeps_falling(self) -> bool:
+        """Whether every update takes a loss that is below zero further down."""
+        pairs = list(zip(self.losses(self.original), self.losses(self.still), strict=False))[1:]
+        is_long = self.is_falling and len(pairs) >= _MIN_FALLS
+        return is_long and all(now < before < 0 for now, before in pairs if math.isfinite(now))
 
     @property
     def has_outlier(self) -> bool:
@@ -199,86 +204,9 @@ def _has_risen(original: Course, still: Course, factor: float) -> bool:
     return any(math.isfinite(now) and abs(now) > factor * abs(before) + 1e-6 for now, before in pairs)
 
 
-def _has_grown(original: Course, still: Course, factor: float) -> bool:
-    if _has_risen(original, still, factor):
-        return True
-    return any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights)  # NaN is not either
-
-
-def _may_have_grown(window: Window) -> bool:
-    """Whether it is worth to run the steps again: the recorded losses or the weights have grown."""
-    losses = [call.loss for call in window.calls if call.loss is not None]
-    finite = [abs(loss) for loss in losses if math.isfinite(loss)]
-    if not finite or not math.isfinite(losses[0]):
-        return False
-    if max(finite) > _GROWN / 2 * finite[0] or max(losses[1:], default=0.0) < 0:
-        return True
-    for reference, value in window.copy.tensors:
-        tensor = reference()
-        if tensor is not None and tensor.requires_grad:
-            now = float(tensor.detach().abs().amax())
-            if not now <= _GROWN_WEIGHTS / 2 * float(value.abs().amax()) + 1e-6:
-                return True
-    return False
-
-
 def _grows_steadily(now: list[float], before: list[float]) -> bool:
     """Whether every update adds to a loss, so that the last ones are notably larger."""
     ratios = [one / other for one, other in zip(now, before, strict=False) if other > 0][1:]
     rises = sum(later > earlier for earlier, later in itertools.pairwise(ratios))
     is_steady = len(ratios) >= _MIN_RATIOS and min(ratios) > 1 and rises >= len(ratios) - 2
     return is_steady and ratios[-1] > _GROWN_SLOWLY
-
-
-def divergence_of(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
-    """The last steps, if the loss has grown in them; else None, and why they cannot be run again."""
-    memory = agent.finite.memory
-    why = memory.refused
-    windows = memory.windows()
-    if windows and (windows[-1].calls[-1].loss or 0.0) < 0:
-        windows.reverse()  # of a loss below zero, the terms that made it so decide by now
-    for window in windows:
-        updates = any(call.ends or call.by_hand for call in window.calls)
-        is_known = memory.is_lost or memory.is_far  # the loss has grown, if not in these steps
-        if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
-            continue
-        found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
-        if found is not None:
-            return found, ""
-        why = why or reason
-    return None, why
-
-
-def _run_again(
-    window: Window, frame: FrameType | None, agent: StepContext, grown: float
-) -> tuple[Divergence | None, str]:
-    try:
-        trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
-        if not trajectory.is_affordable(_MAX_COURSES):
-            trajectory = Trajectory(window, frame, agent, _UPDATES_OF_SLOW_STEPS)
-    except CannotCut as reason:
-        return None, str(reason)
-    too_long = "it would take longer than a minute"
-    if not trajectory.is_affordable(_MIN_COURSES):
-        return None, too_long
-    original = trajectory.settle()
-    if not trajectory.is_affordable(_MIN_COURSES):
-        return None, too_long
-    if original is None:
-        return None, trajectory.why_not
-    if not trajectory.is_faithful(original):
-        then = ", ".join(number(loss) for loss in trajectory.recorded)
-        return None, f"the steps did not repeat: {', '.join(map(number, original.losses))} where there was {then}"
-    still = trajectory.run(NO_UPDATE)
-    if still is None or not still.is_finite:
-        return None, trajectory.why_not or "the loss is not finite with the weights of before either"
-    found = Divergence(trajectory, original, still)
-    if not _has_grown(original, still, grown) and not (found.is_falling and _keeps_falling(found)):
-        return None, "the loss did not grow"
-    return found, ""
-
-
-def _keeps_falling(divergence: Divergence) -> bool:
-    """Whether every update takes a loss that is below zero further down."""
-    pairs = list(zip(divergence.losses(divergence.original), divergence.losses(divergence.still), strict=False))[1:]
-    return len(pairs) >= _MIN_FALLS and all(now < before < 0 for now, before in pairs if math.isfinite(now))

@@ -31,7 +31,7 @@ Victim = Literal["loss", "gradient"]
 
 _TIME_LIMIT_SECONDS = 120.0
 _MAX_TRIED = 12  # cures without success that are kept for the report
-_OF_UPDATE = ("rate", "update", "growth")  # incidents of several steps or of the optimizer: the step was finite
+_OF_UPDATE = ("rate", "update")  # incidents of several steps or of the optimizer: the step was finite
 
 
 class NumbersEvidence:

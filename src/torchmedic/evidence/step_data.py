@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.evidence.dataset_item import datasets_in_use
+from torchmedic.evidence.dataset_item import datasets_in_use, fetch_again
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.step.batches import items_of
@@ -18,7 +18,7 @@ from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import BATCH
 from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.assignments import read_first
-from torchmedic.source.live_frames import node_location
+from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.syntax import syntax_tree
@@ -26,6 +26,7 @@ from torchmedic.source.syntax import syntax_tree
 _MIN_ELEMENTS = 8
 _MAX_DEPTH = 2  # of containers
 _MAX_PARTS = 16  # of a container
+_LINE_FACTOR = 3.0  # a variable with values that are so many times smaller is not large yet
 _MAX_USUAL = 20.0  # size of three quarters of the values of a column
 
 
@@ -129,7 +130,7 @@ def _parts(
 
 
 def made_at(
-    evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor, label: str, *, written: bool = False
+    evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor, label: str, *, row: int | None = None
 ) -> Location | None:
     """The line that made the data: of the data set that the batch comes from, else of the variable.
 
@@ -138,8 +139,9 @@ def made_at(
         unit: The step that read the data.
         tensor: The data.
         label: What to say of it.
-        written: Whether a line that writes some values into the data is to blame, if there is one.
+        row: Of the data, that is to blame: a line that writes some values into the data goes first, if there is one.
     """
+    written = row is not None
     datasets = datasets_in_use()
     for dataset in datasets:
         held = getattr(dataset, "tensors", None)
@@ -151,25 +153,49 @@ def made_at(
                 if maker is not None:
                     return _located(maker, label, written=written)
     for dataset in datasets:
-        maker = _attribute_of(dataset, unit, tensor)
+        maker = _attribute_of(dataset, unit, tensor, row or 0)
         if maker is not None:
             return _located(maker, label, written=written)
+    found = _line_in_item(unit, tensor, row or 0, label)
+    if found is not None:
+        return found
     maker = maker_of(evidence.frames, tensor, datasets)
     return _located(maker, label, written=written) if maker is not None else None
 
 
-def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor) -> Maker | None:
-    """The attribute of a data set that holds the first row of a batch, at the index of its item."""
+def _line_in_item(unit: Unit, tensor: torch.Tensor, row: int, label: str) -> Location | None:
+    """The line of the data set that made the values of a row, found by fetching the item again."""
+    known = items_of(unit.call.origin)
+    if not isinstance(known, list | tuple) or len(known) <= row or not tensor.dim():
+        return None
+    limit = float(tensor[row].detach().abs().amax()) / _LINE_FACTOR
+
+    def is_large(value: Any, depth: int) -> bool:
+        try:
+            parts = [torch.as_tensor(value)] if hasattr(value, "__array_interface__") else tensors_in(value, depth)
+            return any(part.is_floating_point() and float(part.detach().abs().amax()) >= limit for part in parts)
+        except Exception:  # whatever a variable of the user's does when it is looked at
+            return False
+
+    fetched = fetch_again(known[row], is_large)
+    line = fetched.line if fetched is not None else None
+    return place("cause", line.file, line.line, label) if line is not None else None
+
+
+def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor, at: int) -> Maker | None:
+    """The attribute of a data set that holds a row of a batch, at the index of its item."""
     items = items_of(unit.call.origin)
-    first = items[0] if isinstance(items, list | tuple) and items else None
-    if not isinstance(first, int) or not tensor.dim():
+    index = items[at] if isinstance(items, list | tuple) and at < len(items) else None
+    if not isinstance(index, int) or not tensor.dim():
         return None
     for attr, value in list((getattr(dataset, "__dict__", None) or {}).items()):
         try:
-            row = torch.as_tensor(value[first])
+            row = torch.as_tensor(value[index])
         except Exception:  # whatever the attributes of a data set do when they are asked for an item
             continue
-        if row.shape == tensor.shape[1:] and torch.equal(row.to(tensor.dtype), tensor[0]):
+        if tensor.is_floating_point() and not row.is_floating_point():
+            continue  # bytes and counts are scaled where they are converted
+        if row.shape == tensor.shape[1:] and torch.equal(row.to(tensor.dtype), tensor[at]):
             found = [each for each in attribute_assignments(type(dataset), attr) if not _writes_part(each[1])]
             if len(found) == 1:
                 return Maker(found[0][0], found[0][1], f"self.{attr}")

@@ -14,7 +14,8 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.nonfinite import NonFinite, nonfinite_incident
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, diagnose
-from torchmedic.evidence.divergence import Divergence, divergence_of
+from torchmedic.evidence.divergence import Divergence
+from torchmedic.evidence.last_steps import divergence_of
 from torchmedic.evidence.number_exception import EchoEvidence, asks_about_number
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.spoiled_weights import trace_back
@@ -52,7 +53,7 @@ def explain_nonfinite(
     """Find the origin of a bad number, while the frames of its step are on the stack."""
     agent.batches.settle(tensors_in_frames(frame))
     incident = nonfinite_incident(optimizer, quantity, stage, agent)
-    divergence, why = _divergence(frame, agent)
+    divergence, why = _divergence(frame, agent, beyond_doubt=quantity == "growth")
     if quantity == "growth":
         return _explain_growth(incident, frame, agent, divergence, why)
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
@@ -95,20 +96,22 @@ def _explain_growth(
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.divergence, evidence.why_no_divergence = divergence, why
     if divergence is None:
+        evidence.replay_once()
         diagnosis = ask(evidence, registry.DIVERGED)
         return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
-    is_beyond_doubt = divergence.is_beyond_doubt(for_long=agent.finite.memory.is_far)
-    diagnosis = ask(evidence, registry.RUNAWAY) if is_beyond_doubt else None
+    diagnosis = ask(evidence, registry.RUNAWAY)
     if diagnosis is None or diagnosis.grade != "proven":
         return None
     # A batch of another scale may be meant, and training may recover from it.
     return Finding(replace(diagnosis, severity="warning"), is_tentative=divergence.has_outlier)
 
 
-def _divergence(frame: FrameType | None, agent: StepContext) -> tuple[Divergence | None, str]:
+def _divergence(
+    frame: FrameType | None, agent: StepContext, *, beyond_doubt: bool = False
+) -> tuple[Divergence | None, str]:
     """The last steps, ready to be run again; a fault in preparing them does not end the examination."""
     try:
-        return divergence_of(frame, agent)
+        return divergence_of(frame, agent, beyond_doubt=beyond_doubt)
     except Exception as error:
         report_fault("examine.divergence", error)
         return None, "the last steps could not be run again"

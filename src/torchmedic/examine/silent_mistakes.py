@@ -17,6 +17,8 @@ from torchmedic.observe.context import ProcessContext
 
 _NO_UPDATE = frozenset({"TM604", "TM608", "TM609", "TM624", "TM630"})  # explain why an optimizer has no gradient at all
 
+_OF_THROWN_WEIGHTS = frozenset({"TM636"})  # follow from training that runs away, which is told in its own way
+
 
 def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said: Said) -> None:
     """Explain a mistake of the loop."""
@@ -37,8 +39,12 @@ def explain_first_steps(
     optimized = [
         tensor for optimizer in agent.clock.optimizers for group in optimizer.param_groups for tensor in group["params"]
     ]
-    evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank)
+    memory = agent.finite.memory
+    past = memory.oldest_copy()
+    evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank, past=past)
     for diagnosis in ask_each(evidence, registry.CHECKUP):
+        if diagnosis.code in _OF_THROWN_WEIGHTS and memory.is_away:
+            continue
         if unreached is not None and (said.has_line(diagnosis) or (unreached.has_whole and said.has_code(_NO_UPDATE))):
             continue  # a cut is told once: as a lost term, or as lost parameters
         publish_silent(diagnosis, agent, said)

@@ -23,6 +23,13 @@ def test_a_loss_that_stays_above_its_level_is_far() -> None:
     assert _far([1.0, 0.8, *[12.0] * 60]) == 60
 
 
+def test_a_loss_beyond_all_measure_is_lost_whatever_it_began_with() -> None:
+    trend = LossTrend(1e30)
+    for _ in range(6):
+        trend.note(1e30)
+    assert trend.lost == 6
+
+
 def test_a_loss_that_was_learned_and_is_lost_again_is_far() -> None:
     falling = [2.3 * 0.97**step for step in range(200)]
     assert _far([*falling, *[2.3] * 50]) == 50

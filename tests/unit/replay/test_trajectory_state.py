@@ -70,6 +70,18 @@ def test_the_state_of_the_copy_is_used_and_not_used_up() -> None:
             assert all(torch.equal(one, two) for one, two in zip(model.parameters(), after, strict=True))
 
 
+def test_how_far_the_weights_are_from_a_copy() -> None:
+    weight, other, gone = (nn.Parameter(torch.full((4,), 2.0)) for _ in range(3))
+    copy = take_copy([], [weight, other, gone], 0)
+    assert copy.distance() == 0
+    with torch.no_grad():
+        weight += 3
+        other += 3
+    del gone
+    assert [tensor for tensor, _ in copy.pairs()] == [weight, other]
+    assert copy.distance() == 1.5
+
+
 def test_how_many_elements_a_loss_adds_up() -> None:
     a, b = torch.randn(6, 4, requires_grad=True), torch.randn(6, 4)
     assert reduction_of((a - b).square().sum()).elements == 24
@@ -77,6 +89,7 @@ def test_how_many_elements_a_loss_adds_up() -> None:
     assert reduction_of((a - b).square().mean()).elements == 1
     assert reduction_of(nn.functional.mse_loss(a, b, reduction="sum")).elements == 24
     assert reduction_of(nn.functional.mse_loss(a, b)).elements == 1
+    assert reduction_of(nn.functional.mse_loss(a, b) / 8) == (1.0, None, 0.125)
     assert reduction_of(nn.functional.cross_entropy(a, torch.zeros(6, dtype=torch.long), reduction="sum")).elements == 6
 
 
@@ -85,7 +98,7 @@ def test_losses_that_a_loop_adds_up() -> None:
     weight = torch.randn(3, requires_grad=True)
     losses = [(row @ weight).square() for row in rows]
     total = sum(losses, torch.zeros(()))
-    assert reduction_of(total) == (20, total.grad_fn)
+    assert reduction_of(total) == (20, total.grad_fn, 1.0)
     assert reduction_of(sum(losses, torch.zeros(())) / 20).elements == 1
     assert reduction_of(sum((loss / 20 for loss in losses), torch.zeros(()))).elements == 1
     assert reduction_of(losses[0] + losses[1]).node is None

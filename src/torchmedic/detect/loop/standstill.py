@@ -32,6 +32,7 @@ from torchmedic.source.spots import NOWHERE, Place
 _MIN_DEAD_UPDATES = 48
 _MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
 _MAX_FALL = 0.1  # of the largest gradient, since the weights were copied
+_MAX_SQUARED = 1e18  # the square of a larger gradient is not far from the largest float32
 _MIN_GRADED = 64  # sampled weights with a gradient
 _MIN_STILL_LAYERS = 2
 _MIN_SLOPE = 4  # layers from one to the next of which the gradient grows
@@ -101,6 +102,8 @@ def _lost(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncide
     )
     if moved > _MAX_MOVED_SHARE * graded or now < _MAX_FALL * before:
         return  # gradients that have collapsed belong to a training that has come to its end
+    if now > _MAX_SQUARED:
+        return  # the optimizer divides by an infinite square: the gradients explode
     largest = max(moves.layers, key=lambda layer: layer.graded)
     yield UpdatesLost(
         step=moves.until,

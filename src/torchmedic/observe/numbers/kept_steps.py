@@ -26,7 +26,7 @@ from torchmedic.source.user_code import outside_torch, user_frame
 from torchmedic.source.user_variables import looks_at_locals
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_MAX_CALLS = 17  # an accumulation over 16 batches, and one more
+_MAX_CALLS = 33  # two accumulations over 16 batches, and one more
 _MAX_SAMPLED_OUT_CALLS = 80  # of which only the batch is known, that may be held at a time
 _MAX_FRAMES = 60
 _MAX_POINTS = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import weakref
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +38,15 @@ class Copy(NamedTuple):
             for reference, value in self.tensors
             if (tensor := reference()) is not None and tensor.shape == value.shape and tensor.dtype == value.dtype
         ]
+
+    def distance(self) -> float:
+        """How far the trained tensors are from the copy, in multiples of their size: the median over the tensors."""
+        found = [
+            float((tensor.detach() - value).norm() / size)
+            for tensor, value in self.pairs()
+            if tensor.requires_grad and tensor.is_floating_point() and (size := value.norm()) > 0
+        ]
+        return median(found) if found else 0.0
 
 
 class NoRoom(Exception):

@@ -30,7 +30,9 @@ _SHARE_OF_TIME = 0.002  # since training began, beyond that
 _UPDATES_BETWEEN_COPIES = 6
 _LATE_COPIES = 2  # beside the first: the older one is always some updates old
 _CALLS_IN_A_ROW = 32  # that there must be time for, to begin again
-_FIRST_CALLS = 12  # that are kept with the first copy
+_FIRST_CALLS = 12  # that are kept whatever time that takes
+_FIRST_UPDATES = 12  # whose calls are kept with the first copy
+_MAX_FIRST_CALLS = 34  # of these updates, which an accumulation makes of several calls each
 _MAX_FIRST_BATCH_BYTES = 4 << 20  # of each of them
 _FIRST_KEPT_UPDATES = 400  # after that many, how training began explains nothing
 _MAX_RISES = 8  # that are kept whatever time that takes
@@ -78,6 +80,15 @@ class StepMemory:
         copies = (self._start, *self._copies, self._risen)
         return [*self._pinned, *windows_of(copies, self._kept.calls, self._first)]
 
+    @property
+    def is_away(self) -> bool:
+        """Whether a loss is far from its earlier level now: what the layers do follows from that."""
+        return any(trend.far or trend.lost for trend in self._trends.values())
+
+    def oldest_copy(self) -> Copy | None:
+        """The weights of the longest time ago, whether or not the updates since then can be run again."""
+        return next((copy for copy in (self._start, *self._copies, self._risen) if copy is not None), None)
+
     def record(self, frame: FrameType, update: int) -> KeptBackward | None:
         """Keep a backward call whose loss was read at once; None where there is no time for that.
 
@@ -115,7 +126,7 @@ class StepMemory:
             previous = self._kept.calls[-2] if len(self._kept.calls) > 1 else None
             call.is_repeated = previous is not None and previous.update == call.update
             call.ends = (UpdateEnd(weakref.ref(stepping), _rates(stepping), None, -1, _momenta(stepping)),)
-        is_first = len(self._first) < _FIRST_CALLS and call.update <= _FIRST_CALLS
+        is_first = len(self._first) < _MAX_FIRST_CALLS and call.update <= _FIRST_UPDATES
         if is_first and not call.is_repeated and call.batch_bytes <= _MAX_FIRST_BATCH_BYTES:
             self._first.append(call)
 

@@ -92,6 +92,7 @@ class EarlierStepRunner(Runner):
     def __init__(self, *args: Any, values: dict[str, Any], at: int, present: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_one_call = False  # the last statement runs all of the step
+        self.takes_state_of_forward = False  # the first call of a module begins with the random state of then
         self._at = at  # the line of the frame when the variables were kept
         self._past = self._batch
         self._present = present
@@ -165,7 +166,8 @@ class EarlierStepRunner(Runner):
 
     def _count_call(self, module: Any, args: Any) -> None:
         rng = self._notes.forward_rng if isinstance(self._notes, KeptBackward) else None
-        if self.frozen and rng is not None and self._module_calls == self._calls_before:
+        is_known = self.frozen or self.takes_state_of_forward
+        if is_known and rng is not None and self._module_calls == self._calls_before:
             torch.set_rng_state(rng)
         super()._count_call(module, args)
 

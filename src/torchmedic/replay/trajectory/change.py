@@ -19,7 +19,6 @@ class Change(NamedTuple):
     rate: float = 1.0  # factor of every learning rate
     only: Any = None  # the optimizer whose rate is meant; None: all
     group: int | None = None  # of that optimizer, whose rate is meant; None: all
-    warm_up: bool = False  # the rates grow over the steps
     clip: float | None = None  # largest norm of all gradients
     gradient: float = 1.0  # factor of every gradient, which is that of the loss
     options: Mapping[str, Any] = MappingProxyType({})  # of the optimizers
@@ -45,3 +44,7 @@ def changed_gradients(gradients: Gradients, change: Change) -> Gradients:
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
     """The values of a gradient, which an embedding may have made sparse."""
     return gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient
+
+
+def are_finite(gradients: Gradients) -> bool:
+    return all(bool(torch.isfinite(values_of(gradient)).all()) for _, gradient in gradients)

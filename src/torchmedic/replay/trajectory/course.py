@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -18,11 +18,11 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope, Op
 from torchmedic.replay.trajectory.around_replay import ending_at, stepping, taking, unscaled
-from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, changed_gradients, values_of
+from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, are_finite, changed_gradients
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
-from torchmedic.replay.trajectory.units import Unit, plainly, taking_over_data, units_of, with_state_of_previous
+from torchmedic.replay.trajectory.units import WAYS, Unit, Way, place_of, units_of
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
@@ -38,7 +38,8 @@ class Course(NamedTuple):
 
     change: Change
     losses: tuple[float, ...]  # one per backward call that is looked at
-    weights: tuple[float, ...]  # the largest magnitude of a weight after every update
+    weights: tuple[float, ...]  # the largest magnitude of a weight, before the steps and after every update
+    distances: tuple[float, ...]  # how far the weights are from where they were, in multiples of their size
 
     @property
     def is_finite(self) -> bool:
@@ -59,7 +60,7 @@ class Trajectory:
         on_cpu = all(value.is_cpu for _, value in self._copy.tensors)
         self._now = time.thread_time if on_cpu else time.monotonic  # a device works while this thread waits
         self._deadline = time.monotonic() + _MAX_WALL_SECONDS
-        self._ways: list[Callable[[Unit, Unit | None], bool]] = []  # to run a step; empty once they are settled
+        self._ways: tuple[Way, ...] = ()  # to run a step; empty once they are settled
         self._first: tuple[float, Gradients] | None = None  # loss and gradients of the first step
         self.reduction = Reduction(1.0)  # of the loss of the first step; filled by `look`
         self.reduced_at: Op | None = None  # the operation that adds the elements of that loss up; filled by `look`
@@ -93,34 +94,35 @@ class Trajectory:
     def positions(self, losses: Sequence[float]) -> list[int]:
         """The steps of the backward call whose loss has gone wrong."""
         worst = max(range(len(losses)), key=lambda at: abs(losses[at]) if math.isfinite(losses[at]) else math.inf)
-        places = [_place(unit.call) for unit in self.units]
+        places = [place_of(unit.call) for unit in self.units]
         return [at for at, place in enumerate(places) if place == places[worst]]
 
     def settle(self) -> Course | None:
         """Run the steps as they were, each in the way that repeats its recorded loss.
 
-        Where the random state of a step was not known, the data that it drew is taken over, or the state of the step
-        before it in the same turn of the loop is used.
+        Where the random state of a step was not known, the state of its forward pass or of a call before it is used, or
+        the data that the step drew is taken over.
         """
-        self._ways = [plainly, taking_over_data, with_state_of_previous]
+        self._ways = WAYS
         try:
             return self.run(AS_IT_WAS)
         finally:
-            self._ways = []
+            self._ways = ()
 
     def run(self, change: Change) -> Course | None:
         """Run the steps. None where that cannot be done; `why_not` says why."""
         started = self._now()
         try:
             with rewound(self._copy, with_state=not change.fresh):
-                weights: list[float] = [self._largest_weight()]
-                losses = list(self._losses(change, weights))
+                sizes = [(self._largest_weight(), 0.0)]
+                losses = list(self._losses(change, sizes))
         except _Stopped as stop:
             self.why_not = str(stop)
             return None
         finally:
             self.seconds += self._now() - started
-        return Course(change, tuple(losses), tuple(weights))
+        weights, distances = zip(*sizes, strict=True)
+        return Course(change, tuple(losses), weights, distances)
 
     def look(self) -> Microscope | None:
         """The first step under the microscope, with the weights of the copy."""
@@ -137,7 +139,7 @@ class Trajectory:
                 self.sign = sign_of_loss(played.roots[-1], scope)
         return scope
 
-    def _losses(self, change: Change, weights: list[float]) -> Iterator[float]:
+    def _losses(self, change: Change, sizes: list[tuple[float, float]]) -> Iterator[float]:
         is_plain = change.data is None
         started = self._now()
         for position, unit in enumerate(self.units):
@@ -159,13 +161,13 @@ class Trajectory:
             yield loss
             if not unit.is_update or position == change.without:
                 continue
-            if not math.isfinite(loss) or not _are_finite(gradients):
+            if not math.isfinite(loss) or not are_finite(gradients):
                 return
             if unit.call.by_hand:
                 move(gradients, change.rate * change.gradient)
             else:
-                self._update(unit, gradients, change, position)
-            weights.append(self._largest_weight())
+                self._update(unit, gradients, change)
+            sizes.append((self._largest_weight(), self._copy.distance()))
 
     def _check_time(self, started: float) -> None:
         if self.seconds + self._now() - started > _MAX_SECONDS or time.monotonic() > self._deadline:
@@ -180,9 +182,15 @@ class Trajectory:
         previous = self.units[position - 1] if position else None
         runner = unit.step.runner
         state = (runner.frozen, unit.call.rng, unit.call.device_marks)
-        found: list[tuple[float, Callable[[Unit, Unit | None], bool], tuple[float, Gradients]]] = []
-        for way in self._ways:
+
+        def begin_again() -> None:
             runner.frozen, unit.call.rng, unit.call.device_marks = state
+            if isinstance(runner, EarlierStepRunner):
+                runner.takes_state_of_forward = False
+
+        found: list[tuple[float, Way, tuple[float, Gradients]]] = []
+        for way in self._ways:
+            begin_again()
             if not way(unit, previous):
                 continue
             step = self._step(unit, change)
@@ -191,7 +199,7 @@ class Trajectory:
                 return step
             found.append((difference, way, step))
         _, way, step = min(found, key=lambda each: each[0])
-        runner.frozen, unit.call.rng, unit.call.device_marks = state
+        begin_again()
         way(unit, previous)
         return step
 
@@ -242,7 +250,7 @@ class Trajectory:
                 raise _Stopped(str(reason)) from reason
         return self._others[id(call)]
 
-    def _update(self, unit: Unit, gradients: Gradients, change: Change, position: int) -> None:
+    def _update(self, unit: Unit, gradients: Gradients, change: Change) -> None:
         changed = changed_gradients(gradients, change)
         started = self._now()
 
@@ -251,7 +259,6 @@ class Trajectory:
             loss, found = self._step(unit, change)
             return loss, changed_gradients(found, change)
 
-        share = (position + 1) / len(self.units) if change.warm_up else 1.0
         for end in unit.call.ends:
             optimizer = end.optimizer()
             if optimizer is None:
@@ -259,7 +266,7 @@ class Trajectory:
             factor = change.rate if change.only is None or change.only is optimizer else 1.0
             if factor == 0:
                 continue
-            factors = [share * (factor if change.group in (None, at) else 1.0) for at in range(len(end.rates))]
+            factors = [factor if change.group in (None, at) else 1.0 for at in range(len(end.rates))]
             rates = [rate if rate is None else rate * each for rate, each in zip(end.rates, factors, strict=True)]
             try:
                 update(optimizer, changed, rates, change.options, evaluate, end.momenta)
@@ -269,14 +276,6 @@ class Trajectory:
 
 class _Stopped(Exception):
     """The steps cannot be run again."""
-
-
-def _place(call: KeptBackward) -> tuple[int, int]:
-    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
-
-
-def _are_finite(gradients: Gradients) -> bool:
-    return all(bool(torch.isfinite(values_of(gradient)).all()) for _, gradient in gradients)
 
 
 def difference_of(now: float, then: float | None, *, is_scaled: bool) -> float:

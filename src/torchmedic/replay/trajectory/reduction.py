@@ -19,6 +19,7 @@ class Reduction(NamedTuple):
 
     elements: float  # elements that were added up without being divided by their number; 1 for a mean
     node: Any = None  # of the graph, that adds them up
+    factor: float = 1.0  # the plain numbers that the loss was multiplied by, as `loss / 8`
 
 
 def reduction_of(loss: torch.Tensor) -> Reduction:
@@ -29,6 +30,7 @@ def reduction_of(loss: torch.Tensor) -> Reduction:
     """
     node: Any = loss.grad_fn
     added: Any = None  # the last addition of a loop
+    terms = 1  # of a loop
     factor = 1.0
     for _ in range(_MAX_NODES):
         if node is None:
@@ -36,14 +38,14 @@ def reduction_of(loss: torch.Tensor) -> Reduction:
         name = _name(node)
         if name == "Sum":
             count = math.prod(getattr(node, "_saved_self_sym_sizes", ()) or ())
-            return Reduction(max(1.0, factor * count), added or node)
+            return Reduction(max(1.0, factor * terms * count), added or node, factor)
         if getattr(node, "_saved_reduction", None) == _SUM:
             given = getattr(node, "_saved_self", None)
             count = given.shape[0] if name.startswith("NllLoss") and given is not None else _numel(given)
-            return Reduction(max(1.0, factor * count), added or node)
-        if name == "Add" and added is None and (terms := _terms(node))[0] >= _MIN_TERMS:
-            factor *= terms[0]
-            added, node = node, terms[1]
+            return Reduction(max(1.0, factor * terms * count), added or node, factor)
+        if name == "Add" and added is None and (found := _terms(node))[0] >= _MIN_TERMS:
+            added = node
+            terms, node = found
             continue
         if name == "Div":
             factor /= _scalar(getattr(node, "_saved_other", None))
@@ -52,7 +54,7 @@ def reduction_of(loss: torch.Tensor) -> Reduction:
         elif name not in ("Neg", "Add", "Sub", "Squeeze", "View", "Clone"):
             break
         node = node.next_functions[0][0] if node.next_functions else None
-    return Reduction(max(1.0, factor), added) if added is not None else Reduction(1.0)
+    return Reduction(max(1.0, factor * terms) if added is not None else 1.0, added, factor)
 
 
 def _terms(node: Any) -> tuple[int, Any]:

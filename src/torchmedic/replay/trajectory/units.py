@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
@@ -27,9 +28,10 @@ def units_of(
     """The calls that end in an update, and the last one in any case."""
     pending: list[KeptBackward] = []
     updates = 0
+    inner = inner_places(calls)
     for call in calls:
         is_last = call is calls[-1]
-        if not call.ends and not is_last and not call.by_hand:
+        if not call.ends and not is_last and (not call.by_hand or place_of(call) in inner):
             pending.append(call)
             continue
         is_update = (bool(call.ends) and not call.is_repeated) or (call.by_hand and not is_last)
@@ -41,7 +43,39 @@ def units_of(
             return
 
 
+def inner_places(calls: list[KeptBackward]) -> set[tuple[int, int]]:
+    """The calls of loops without an optimizer that no update follows: the inner gradients of meta-learning.
+
+    After such a call another line differentiates the same weights.
+    """
+    found = set()
+    for call, following in itertools.pairwise(calls):
+        if call.by_hand and place_of(call) != place_of(following) and _trains_same(call, following):
+            found.add(place_of(call))
+    return found
+
+
+def _trains_same(call: KeptBackward, other: KeptBackward) -> bool:
+    def state(each: KeptBackward) -> list[tuple[int, int]]:
+        return [(leaf.alias.data_ptr() if leaf.alias is not None else 0, leaf.version) for leaf in each.leaves]
+
+    return bool(call.leaves) and state(call) == state(other)
+
+
+def place_of(call: KeptBackward) -> tuple[int, int]:
+    return (id(call.points[0].code), call.points[0].lasti) if call.points else (0, 0)
+
+
 def plainly(unit: Unit, previous: Unit | None) -> bool:
+    return True
+
+
+def with_state_of_forward(unit: Unit, previous: Unit | None) -> bool:
+    """Draw the random numbers of the forward pass from its own state: of the first step only this one is known."""
+    runner = unit.step.runner
+    if unit.call.forward_rng is None or not isinstance(runner, EarlierStepRunner):
+        return False
+    runner.takes_state_of_forward = True
     return True
 
 
@@ -58,3 +92,22 @@ def with_state_of_previous(unit: Unit, previous: Unit | None) -> bool:
         return False
     unit.call.rng, unit.call.device_marks = previous.call.rng, previous.call.device_marks
     return True
+
+
+def with_state_of_first_call(unit: Unit, previous: Unit | None) -> bool:
+    """Draw the random numbers of the first call since the last update: the turn of the loop began before that one."""
+    unit.step.runner.frozen = set()
+    if not unit.before:
+        return False
+    unit.call.rng, unit.call.device_marks = unit.before[0].rng, unit.before[0].device_marks
+    return True
+
+
+Way = Callable[[Unit, Unit | None], bool]  # sets a step up; False where it cannot be repeated in this way
+WAYS: tuple[Way, ...] = (
+    plainly,
+    with_state_of_forward,
+    taking_over_data,
+    with_state_of_first_call,
+    with_state_of_previous,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 from collections.abc import Iterator
 
@@ -50,6 +51,13 @@ def bound_again(step: Step) -> list[str]:
         for name in written & runner._locals.keys()
         if (held := tensors_in(runner._locals[name], 2)) and all(id(tensor) in trained for tensor in held)
     )
+
+
+def rebinding(step: Step) -> ast.stmt | None:
+    """The last statement that binds new tensors in place of the weights."""
+    names = bound_again(step)
+    statements = reversed(step.runner.segment.statements)
+    return next((each for each in statements if not set(names).isdisjoint(names_written(each))), None)
 
 
 def move(moves: Moves, factor: float) -> None:

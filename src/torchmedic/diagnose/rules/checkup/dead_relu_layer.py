@@ -23,6 +23,7 @@ from torchmedic.observe.checkup.node_births import Site
 
 _MIN_STEPS = 3
 _MIN_UNITS = 4  # a single gate may well be shut
+_FAR_WEIGHTS = 2.0  # times their size: so far the weights were thrown
 
 
 @rule("TM636", "dead-relu-layer")
@@ -62,5 +63,11 @@ def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Draft:
     draft.at(evidence.of_node("cause", node, f"all values of {shape} are 0"))
     steps = ", ".join(str(graph.step) for graph in seen)
     draft.because(f"so in each of the steps that were looked at: {steps}")
+    distance = evidence.past.distance() if evidence.past is not None else 0.0
+    if distance >= _FAR_WEIGHTS:
+        draft.because(
+            f"a few updates moved the weights by {distance:.3g} times their size: the learning rate is too high"
+        )
+        draft.help("lower the learning rate", safety="changes-training")
     draft.help("check the bias and the scale of the layer before it, or use `leaky_relu` or `gelu`")
     return draft.about(step=seen[-1].step).rated("warning")

@@ -23,6 +23,8 @@ _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
 _PLAIN_RATE = 0.2  # of SGD
 _STEPS = 3  # of growth in a row, at least
 _MIN_GROWTH_FACTOR = 100.0
+_LOSSES_OF_QUARTERS = 48  # the last ones, in which the level of the loss grows from quarter to quarter
+_GROWTH_OF_QUARTER = 3.0
 _GROWN_WEIGHTS = 1e4  # times their size some updates ago: no training means that
 _MIN_TURNS = 4
 _MIN_FACTOR = 1.15  # per turn
@@ -139,8 +141,20 @@ def growth(evidence: NumbersEvidence) -> LossGrowth | None:
     steps = len(sizes) - 1 - start
     lowest = max(min(sizes[start:]), 1e-12)
     if steps < _STEPS or sizes[-1] < _MIN_GROWTH_FACTOR * max(lowest, _usual(sizes[: start + 1])):
-        return None
+        return _growth_in_quarters(finite[-_LOSSES_OF_QUARTERS:])
     return LossGrowth(steps, finite[start], finite[-1], tuple(finite[-6:]))
+
+
+def _growth_in_quarters(losses: list[float]) -> LossGrowth | None:
+    """The growth of a loss that does not grow in every step: several batches belong to an update."""
+    length = len(losses) // 4
+    if length < 2:
+        return None
+    levels = [_usual([abs(loss) for loss in losses[at * length : (at + 1) * length]]) for at in range(4)]
+    grows = all(later > _GROWTH_OF_QUARTER * max(earlier, 1e-12) for earlier, later in itertools.pairwise(levels))
+    if not grows or levels[-1] < _MIN_GROWTH_FACTOR * levels[0]:
+        return None
+    return LossGrowth(len(losses) - 1, losses[0], losses[-1], tuple(losses[-6:]))
 
 
 def _usual(sizes: list[float]) -> float:
@@ -150,16 +164,16 @@ def _usual(sizes: list[float]) -> float:
 
 def grown_weights(evidence: NumbersEvidence) -> WeightGrowth | None:
     """The growth since the oldest copy of the weights; None where there is none to speak of."""
-    windows = evidence.agent.finite.memory.windows()
-    if not windows:
+    copy = evidence.agent.finite.memory.oldest_copy()
+    if copy is None:
         return None
     pairs = [
         (float(value.abs().amax()), float(tensor.detach().abs().amax()))
-        for reference, value in windows[0].copy.tensors
-        if value.numel() and (tensor := reference()) is not None and tensor.requires_grad
+        for tensor, value in copy.pairs()
+        if value.numel() and tensor.requires_grad
     ]
     before, now = (max((pair[at] for pair in pairs), default=0.0) for at in (0, 1))
-    updates = windows[0].calls[-1].update - windows[0].copy.update
+    updates = evidence.agent.finite.steps - copy.update
     is_grown = math.isfinite(now) and now > _GROWN_WEIGHTS * max(before, 1e-3)
     return WeightGrowth(before, now, updates) if is_grown and updates > 0 and before > 0 else None
 
@@ -173,7 +187,8 @@ def growths_at_start(evidence: NumbersEvidence) -> tuple[list[Growth], bool]:
     if evidence.divergence is not None:
         scope = evidence.divergence.first_step()
         return (growths(scope), True) if scope is not None else ([], True)
-    if evidence.scope is None or not evidence.births or evidence.births[0].op is None:
+    is_growth = evidence.incident.quantity == "growth"
+    if evidence.scope is None or not (is_growth or (evidence.births and evidence.births[0].op is not None)):
         return [], False
     return growths(evidence.scope), evidence.incident.step == 0
 
@@ -191,6 +206,7 @@ class Growth(NamedTuple):
     weights: tuple[
         torch.Tensor, ...
     ]  # that the line multiplies by: few for a recurrence, one per turn for a deep network
+    is_by_weights: bool  # the operation itself multiplies by weights; else by a constant or by activations
 
     @property
     def is_recurrence(self) -> bool:
@@ -229,9 +245,9 @@ def _growth(
     spot = scope.spot_of(ops[-1])
     assert spot is not None
     gains = [gain for op in ops[start:end] if (gain := _gain(scope, op)) is not None]
-    growth = Growth(
-        spot, ops[-1].kind, len(finite), total ** (1 / len(ratios)), finite[0], finite[-1], is_gradient, weights
-    )
+    factor = total ** (1 / len(ratios))
+    is_by_weights = any(True for _ in _weights(scope, ops))
+    growth = Growth(spot, ops[-1].kind, len(finite), factor, finite[0], finite[-1], is_gradient, weights, is_by_weights)
     return (median(gains) if gains else 1.0), growth
 
 

@@ -16,6 +16,7 @@ import torch
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth, grown_weights, growth, rate_location
 from torchmedic.diagnose.rules.numbers._wording import noticed
+from torchmedic.evidence.last_steps import update_by_hand
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.values import number
 
@@ -33,11 +34,13 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     rate = ", ".join(number(float(value)) for value in rates[:3])
     if optimizer is not None:
         draft.at(rate_location(evidence, optimizer, float(rates[-1])))
+    elif not incident.optimizers and evidence.frames:
+        draft.at(update_by_hand(evidence.frames[-1].live, evidence.agent, "the weights are updated here"))
     spot = evidence.spot
     if spot is not None:
         draft.at(spot.location("surfaced", "this is where it overflowed"))
     if evidence.noticed is not None:
-        draft.at(evidence.noticed.location("surfaced" if spot or optimizer else "cause", "noticed here"))
+        draft.at(evidence.noticed.location("surfaced" if spot or draft.has_place else "cause", "noticed here"))
     last = ", ".join(number(value) for value in found.last) if found is not None else ""
     draft.because(f"loss of the last steps: {last}, then not finite" if last else "")
     weights = [

@@ -3,7 +3,8 @@
 What: in the first forward pass, before any update, every layer makes its values a factor larger than the layer before.
 The diagnosis names the layers and the factor.
 
-Why: the initial weights are too large for the width of the layers, and nothing normalises what is between them.
+Why: the initial weights are too large for the width of the layers, or every layer multiplies by a matrix that is not
+normalised (sums over the neighbours in a graph), and nothing normalises what is between the layers.
 
 Cure: keep the default initialisation, or use `nn.init.kaiming_normal_` or `nn.init.xavier_uniform_`; or put a
 normalisation between the layers.
@@ -44,8 +45,13 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.message = f"the activations grow {found.factor:.3g} times in each layer and made {victim(evidence)}"
     draft.cause = f"every one of {len(found.weights)} layers multiplies its values by about {found.factor:.3g}"
     span = f"the values grow from {number(found.first)} to {number(found.last)} in {found.turns} layers"
-    draft.at(_made_at(evidence, found.weights[-1], span))
+    if found.is_by_weights:
+        draft.at(_made_at(evidence, found.weights[-1], span))
     draft.at(found.spot.location("surfaced" if draft.has_place else "cause", span))
+    if not found.is_by_weights:
+        draft.because(f"`{found.kind}` makes the values larger, and not with weights")
+        draft.help("normalise what this line multiplies by (a matrix of neighbours by its sums), or its result")
+        return draft.because(noticed(evidence))
     deviation = float(found.weights[-1].detach().std())
     fan_in = found.weights[-1].numel() // found.weights[-1].shape[0]
     draft.because(

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import ast
 from statistics import median
-from typing import Any
 
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish
-from torchmedic.evidence.dataset_item import fetch_again
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.step_data import made_at
@@ -29,14 +27,13 @@ from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.units import Unit
-from torchmedic.source.live_frames import node_location, place
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_variables import loaded_files
 
 _OUTLIER = 30.0  # times the loss of the other batches
 _OUTLYING_ITEM = 30.0  # times the usual size of an item
 _MIN_BATCHES = 3
-_LINE_FACTOR = 3.0  # a variable with values that are so many times smaller is not extreme yet
 
 
 @rule("TM235", "poisonous-batch")
@@ -61,11 +58,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     items = _items(unit, rows)
     label = f"extreme values in {items}" if items else "extreme values in this batch"
     if tensor is not None:
-        draft.at(
-            made_at(evidence, unit, tensor, label, written=True)
-            or _line_in_item(unit, tensor, rows, label)
-            or _literal(tensor, rows, label)
-        )
+        draft.at(made_at(evidence, unit, tensor, label, row=rows[0]) or _literal(tensor, rows, label))
     if not draft.has_place:
         draft.at(evidence.noticed.location("cause", label) if evidence.noticed is not None else None)
     draft.because(f"the extreme values of step {step} are in {items}" if items else "")
@@ -100,25 +93,6 @@ def _outlying(unit: Unit) -> tuple[torch.Tensor | None, list[int]]:
         if rows and len(rows) <= max(1, tensor.shape[0] // 4):
             return tensor, rows
     return None, []
-
-
-def _line_in_item(unit: Unit, tensor: torch.Tensor, rows: list[int], label: str) -> Location | None:
-    """The line of the data set that made the extreme values, found by fetching the item again."""
-    known = items_of(unit.call.origin)
-    if not isinstance(known, list | tuple) or len(known) <= rows[0]:
-        return None
-    limit = float(tensor[rows[0]].detach().abs().amax()) / _LINE_FACTOR
-
-    def is_extreme(value: Any, depth: int) -> bool:
-        try:
-            parts = [torch.as_tensor(value)] if hasattr(value, "__array_interface__") else tensors_in(value, depth)
-            return any(part.numel() and float(part.detach().abs().amax()) >= limit for part in parts)
-        except Exception:  # whatever a variable of the user's does when it is looked at
-            return False
-
-    fetched = fetch_again(known[rows[0]], is_extreme)
-    line = fetched.line if fetched is not None else None
-    return place("cause", line.file, line.line, label) if line is not None else None
 
 
 def _literal(tensor: torch.Tensor, rows: list[int], label: str) -> Location | None:

@@ -1,0 +1,120 @@
+"""Which of the last steps are run again: those of a copy of the weights from which the loss has grown."""
+
+from __future__ import annotations
+
+import math
+from types import FrameType
+
+from torchmedic.evidence.divergence import Divergence
+from torchmedic.observe.context import StepContext
+from torchmedic.observe.numbers.windows import Window
+from torchmedic.records import Location
+from torchmedic.replay.step.earlier_step import earlier_step
+from torchmedic.replay.trace.values import number
+from torchmedic.replay.trajectory.change import NO_UPDATE
+from torchmedic.replay.trajectory.course import Trajectory
+from torchmedic.replay.trajectory.units import inner_places, place_of
+from torchmedic.replay.trajectory.updates_by_hand import rebinding
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.segment.cut import CannotCut
+
+_MAX_UPDATES = 8
+_UPDATES_OF_SLOW_STEPS = 4
+_MAX_COURSES = 12
+_MIN_COURSES = 3  # without which nothing can be told
+_GROWN = 3.0  # times the loss that the same batch has with the weights of before
+_GROWN_SLOWLY = 1.2  # times that loss, where it is known that the loss grows over many more updates
+_GROWN_WEIGHTS = 5.0  # times their largest magnitude
+_FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from the copy, where a loss is not finite
+
+
+def divergence_of(
+    frame: FrameType | None, agent: StepContext, *, beyond_doubt: bool = False
+) -> tuple[Divergence | None, str]:
+    """The last steps, if the loss has grown in them; else None, and why they cannot be run again.
+
+    Args:
+        frame: Somewhere below the loop.
+        agent: The process.
+        beyond_doubt: Whether training must have been lost in these steps.
+    """
+    memory = agent.finite.memory
+    why = memory.refused
+    windows = memory.windows()
+    if windows and (windows[-1].calls[-1].loss or 0.0) < 0:
+        windows.reverse()  # of a loss below zero, the terms that made it so decide by now
+    for window in windows:
+        updates = any(call.ends or call.by_hand for call in window.calls)
+        is_known = memory.is_lost or memory.is_far  # the loss has grown, if not in these steps
+        if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
+            continue
+        found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
+        if found is not None and (not beyond_doubt or found.is_beyond_doubt(for_long=memory.is_far)):
+            return found, ""
+        why = why or reason
+    return None, why
+
+
+def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> Location | None:
+    """The statement that binds new weights, of a loop without an optimizer whose steps cannot be run again."""
+    windows = agent.finite.memory.windows()
+    outer = (
+        next((call for call in window.calls if call.by_hand and place_of(call) not in inner_places(window.calls)), None)
+        for window in windows
+    )
+    for call in filter(None, outer):
+        try:
+            step, _ = earlier_step(call, frame, agent, to_update=True)
+        except CannotCut:
+            continue
+        statement = rebinding(step)
+        if statement is not None:
+            return node_location("cause", step.runner.segment.file, statement, label)
+    return None
+
+
+def _may_have_grown(window: Window) -> bool:
+    """Whether it is worth to run the steps again: the recorded losses or the weights have grown."""
+    losses = [call.loss for call in window.calls if call.loss is not None]
+    finite = [abs(loss) for loss in losses if math.isfinite(loss)]
+    if not finite or not math.isfinite(losses[0]):
+        return False
+    if max(finite) > _GROWN / 2 * finite[0] or max(losses[1:], default=0.0) < 0:
+        return True
+    if len(finite) < len(losses) and not window.copy.distance() < _FAR_WEIGHTS:
+        return True
+    for tensor, value in window.copy.pairs():
+        if tensor.requires_grad:
+            now = float(tensor.detach().abs().amax())
+            if not now <= _GROWN_WEIGHTS * float(value.abs().amax()) + 1e-6:
+                return True
+    return False
+
+
+def _run_again(
+    window: Window, frame: FrameType | None, agent: StepContext, grown: float
+) -> tuple[Divergence | None, str]:
+    try:
+        trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
+        if not trajectory.is_affordable(_MAX_COURSES):
+            trajectory = Trajectory(window, frame, agent, _UPDATES_OF_SLOW_STEPS)
+    except CannotCut as reason:
+        return None, str(reason)
+    too_long = "it would take longer than a minute"
+    if not trajectory.is_affordable(_MIN_COURSES):
+        return None, too_long
+    original = trajectory.settle()
+    if not trajectory.is_affordable(_MIN_COURSES):
+        return None, too_long
+    if original is None:
+        return None, trajectory.why_not
+    if not trajectory.is_faithful(original):
+        then = ", ".join(number(loss) for loss in trajectory.recorded)
+        return None, f"the steps did not repeat: {', '.join(map(number, original.losses))} where there was {then}"
+    still = trajectory.run(NO_UPDATE)
+    if still is None or not still.is_finite:
+        return None, trajectory.why_not or "the loss is not finite with the weights of before either"
+    found = Divergence(trajectory, original, still)
+    if not found.has_grown_by(grown) and not found.keeps_falling:
+        return None, "the loss did not grow"
+    return found, ""
