@@ -38,6 +38,7 @@ from torchmedic.source.spots import Spot, spot_of_node
 from torchmedic.source.syntax import FUNCTIONS, has_line, last_name, nodes_in, syntax_tree
 
 _OFF = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
+_READS = ("item", "__float__")
 _HOW = {
     "autograd.grad": "`autograd.grad` without `create_graph=True`",
     "data": "`.data`",
@@ -125,6 +126,15 @@ def _without_gradients(cut: Cut) -> Location | None:
     return None
 
 
+def _is_log(cut: Cut, cuts: list[Cut], mixed: MixedSum) -> bool:
+    """Whether one expression reads the values of several terms: as for a log, and the sum takes one of those."""
+    return (
+        cut.name in _READS
+        and sum(other.sites[0] == cut.sites[0] for other in cuts) > 1
+        and spot_of(cut.sites[0]).line != spot_of(mixed.sites[0]).line
+    )
+
+
 def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, cuts: list[Cut]) -> Diagnosis:
     cut = cuts[-1]
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
@@ -135,14 +145,17 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, 
         f"the term `{text}` of the loss has no graph, so it adds nothing to any gradient",
         f"{how} drops the graph of what it is computed from",
     )
+    is_log = _is_log(cut, cuts, mixed)
     draft.at(
-        _without_gradients(cut) or spot_of(cut.sites[0]).location("cause", "the graph ends here"),
+        evidence.at("cause", mixed.sites, f"takes `{text}` from what was read for a log") if is_log else None,
+        _without_gradients(cut)
+        or spot_of(cut.sites[0]).location("origin" if is_log else "cause", "the graph ends here"),
         *(
             spot_of(other.sites[0]).location("origin", "and here")
             for other in others.values()
             if cut.name != "autograd.grad"
         ),
-        evidence.at("surfaced", mixed.sites, f"`{text}` is a constant here"),
+        None if is_log else evidence.at("surfaced", mixed.sites, f"`{text}` is a constant here"),
     )
     draft.because(f"the graph that is dropped leads to {len(cut.behind)} tensors that require a gradient")
     if cut.name == "autograd.grad":
