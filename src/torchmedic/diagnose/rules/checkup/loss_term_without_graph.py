@@ -93,7 +93,7 @@ def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, l
     places = [(cut, map(spot_of, (*cut.sites, *cut.entered))) for cut in cuts]
     behind = [cut for cut, spots in places if any(part.covers(spot) for spot in spots for part in flow)]
     if not isinstance(found, ast.Call):
-        other = names_in(operands(found)[0 if mixed.is_right else 1])
+        other = _names_outside_arguments(operands(found)[0 if mixed.is_right else 1])
         if any(other & _names_at(spot_of(cut.sites[0])) for cut in behind):
             return "", []  # as in `a + (b - a).detach()`, which gives a loss another value on purpose
     return _text(terms), sorted(behind, key=lambda cut: bool(cut.entered))
@@ -103,6 +103,14 @@ def _names_at(spot: Spot) -> set[str]:
     """The names in the expression at a spot."""
     found = (node for node in nodes_in(syntax_tree(spot.file)) if isinstance(node, ast.expr))
     return next((names_in(node) for node in found if span_of(spot_of_node(spot.file, node)) == span_of(spot)), set())
+
+
+def _names_outside_arguments(node: ast.AST) -> set[str]:
+    """The names that are added or multiplied themselves, not given to a function."""
+    if isinstance(node, ast.Call):
+        return _names_outside_arguments(node.func)
+    inner = (_names_outside_arguments(part) for part in ast.iter_child_nodes(node))
+    return {node.id} if isinstance(node, ast.Name) else set[str]().union(*inner)
 
 
 def _text(terms: tuple[Part, ...]) -> str:
@@ -130,6 +138,7 @@ def _is_log(cut: Cut, cuts: list[Cut], mixed: MixedSum) -> bool:
     """Whether one expression reads the values of several terms: as for a log, and the sum takes one of those."""
     return (
         cut.name in _READS
+        and not cut.entered
         and sum(other.sites[0] == cut.sites[0] for other in cuts) > 1
         and spot_of(cut.sites[0]).line != spot_of(mixed.sites[0]).line
     )
