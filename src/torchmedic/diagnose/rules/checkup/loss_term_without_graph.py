@@ -94,7 +94,8 @@ def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, l
     behind = [cut for cut, spots in places if any(part.covers(spot) for spot in spots for part in flow)]
     if not isinstance(found, ast.Call):
         other = _names_outside_arguments(operands(found)[0 if mixed.is_right else 1])
-        if any(other & _names_at(spot_of(cut.sites[0])) for cut in behind):
+        inside = [spot for cut in behind if terms[-1].covers(spot := spot_of(cut.sites[0]))]
+        if any(other & _names_at(spot) for spot in inside):
             return "", []  # as in `a + (b - a).detach()`, which gives a loss another value on purpose
     return _text(terms), sorted(behind, key=lambda cut: bool(cut.entered))
 
