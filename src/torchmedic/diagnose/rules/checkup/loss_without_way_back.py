@@ -72,8 +72,8 @@ def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:
             return node_location("cause", file, part, label), True
         if name is not None and _assigns(node, name):
             forced = isinstance(node, ast.Assign | ast.AnnAssign) and _calls_forcing(node.value)
-            inner = _made_in_function(node)
-            return node_location("cause", *(inner or (file, node)), label), forced
+            where, made = _made_in_function(node) or (file, node)
+            return node_location("cause", where, made, label), forced
     return evidence.backward_call(graph, "cause", label), False
 
 
