@@ -1,4 +1,4 @@
-"""False alarms on healthy training: 51 runs of several hundred steps whose curves look odd, and are as they should be.
+"""False alarms on healthy training: 58 runs of several hundred steps whose curves look odd, and are as they should be.
 
     python benchmarks/healthy_runs.py [--only WORD]
 
@@ -268,6 +268,83 @@ RUNS = {
         "state = torch.zeros(1, 8, 16)",
         "x = torch.randn(10, 8, 3)\nhidden, state = rnn(x, state.detach())\n"
         "loss = F.mse_loss(out(hidden), x.sum(-1, keepdim=True))\n" + UPDATE,
+    ),
+    "compiled": Run(
+        "net = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4))\n"
+        "fast = torch.compile(net, backend='aot_eager')\nopt = torch.optim.AdamW(net.parameters(), 1e-3)\nlog = []",
+        "x, y = blobs()\nloss = F.cross_entropy(fast(x), y, label_smoothing=0.1)\n"
+        + UPDATE
+        + "\nlog.append(loss.detach())",
+        after="assert len(log) == 400",
+    ),
+    "compiled-with-a-head-used-at-times": Run(
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b, self.aux = nn.Linear(8, 32), nn.Linear(32, 4), nn.Linear(32, 4)
+            def forward(self, x, aux=False):
+                h = torch.relu(self.a(x))
+                return (self.b(h), self.aux(h)) if aux else (self.b(h), None)
+        net = Net()
+        net.compile(backend="aot_eager")
+        opt = torch.optim.Adam(net.parameters(), 1e-3)
+        """,
+        "x, y = blobs()\nout, aux = net(x, step % 5 == 4)\nloss = F.cross_entropy(out, y)\n"
+        "if aux is not None: loss = loss + 0.3 * F.cross_entropy(aux, y)\n" + UPDATE,
+    ),
+    "soft-actor-critic": Run(
+        """
+        from torch.distributions import Normal
+        actor, q = mlp(3, 2), mlp(4, 1)
+        goal, log_alpha = copy.deepcopy(q), torch.zeros((), requires_grad=True)
+        a_opt, q_opt = torch.optim.Adam(actor.parameters(), 1e-3), torch.optim.Adam(q.parameters(), 1e-3)
+        t_opt = torch.optim.Adam([log_alpha], 1e-3)
+        def act(s):
+            mean, spread = actor(s).chunk(2, 1)
+            d = Normal(mean, spread.clamp(-5, 2).exp())
+            u = d.rsample()
+            return torch.tanh(u), (d.log_prob(u) - torch.log(1 - torch.tanh(u).pow(2) + 1e-6)).sum(-1)
+        """,
+        """
+        s = torch.randn(32, 3)
+        with torch.no_grad():
+            a, logp = act(s)
+            y = -(a[:, 0] - s[:, 0]).abs() + 0.9 * (goal(torch.cat([s, a], 1)).squeeze(-1) - log_alpha.exp() * logp)
+        q_loss = F.mse_loss(q(torch.cat([s, a], 1)).squeeze(-1), y)
+        q_opt.zero_grad(); q_loss.backward(); q_opt.step()
+        a, logp = act(s)
+        a_loss = (log_alpha.exp().detach() * logp - q(torch.cat([s, a], 1)).squeeze(-1)).mean()
+        a_opt.zero_grad(); a_loss.backward(); a_opt.step()
+        t_loss = -(log_alpha * (logp + 1).detach()).mean()
+        t_opt.zero_grad(); t_loss.backward(); t_opt.step()
+        with torch.no_grad():
+            for t, p in zip(goal.parameters(), q.parameters()): t.lerp_(p, 0.01)
+        """,
+    ),
+    "codes-straight-through": Run(
+        "enc, dec, book, w = nn.Linear(8, 4), nn.Linear(4, 8), nn.Embedding(16, 4), torch.randn(3, 8)\n"
+        "opt = torch.optim.Adam([*enc.parameters(), *dec.parameters(), *book.parameters()], 2e-3)",
+        "x = torch.randn(64, 3) @ w\nz = enc(x)\nq = book(torch.cdist(z, book.weight).argmin(1))\n"
+        "codes = F.mse_loss(q, z.detach()) + 0.25 * F.mse_loss(z, q.detach())\nq = z + (q - z).detach()\n"
+        "loss = F.mse_loss(dec(q), x) + codes\n" + UPDATE,
+    ),
+    "two-optimizers-in-turn-of-phases": Run(
+        "net, judge = mlp(8, 4), mlp(4, 4)\nfirst = torch.optim.Adam(net.parameters(), 1e-3)\n"
+        "second = torch.optim.SGD(net.parameters(), 0.01)",
+        "opt = first if step < 20 else second\nx, _ = blobs()\nout = net(x)\n"
+        "loss = F.mse_loss(out, x[:, :4]) + 0.1 * F.mse_loss(judge(out), judge(x[:, :4]).detach())\n" + UPDATE,
+    ),
+    "resumed": Run(
+        CLASSIFIER + "opt = torch.optim.AdamW(net.parameters(), 1e-3)",
+        CLASSIFY + "\nif step == 150:\n    kept = copy.deepcopy((net.state_dict(), opt.state_dict()))\n"
+        "    net = mlp(8, 4)\n    opt = torch.optim.AdamW(net.parameters(), 1e-3)\n"
+        "    net.load_state_dict(kept[0])\n    opt.load_state_dict(kept[1])",
+    ),
+    "normalisation-that-was-learned-before": Run(
+        "net = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))\n"
+        "for _ in range(20): net(blobs()[0])\nnet.eval()\nopt = torch.optim.SGD(net.parameters(), 0.05)",
+        CLASSIFY,
     ),
     "bfloat16-autocast": Run(
         CLASSIFIER + "opt = torch.optim.AdamW(net.parameters(), 1e-3)",

@@ -31,7 +31,10 @@ class Fetched(NamedTuple):
 
 
 def collations_in_use() -> list[tuple[Any, Any]]:
-    """The datasets of all living loaders, each with its collate function."""
+    """The datasets of all living loaders, each with its collate function.
+
+    A dataset stands for its subsets: an index of a batch is one of the whole.
+    """
     found: dict[tuple[int, int], tuple[Any, Any]] = {}
     for value in gc.get_objects():
         kind = type(value)
@@ -41,18 +44,19 @@ def collations_in_use() -> list[tuple[Any, Any]]:
             pair = (value.dataset, value.collate_fn)
         else:
             continue
+        pair = (_whole(pair[0]), pair[1])
         found.setdefault((id(pair[0]), id(pair[1])), pair)
     return list(found.values())
 
 
 def datasets_in_use() -> list[Any]:
-    """The datasets of all living loaders, those that are being iterated over first."""
+    """The datasets of all living loaders, those that are being iterated over first; of a subset, the whole."""
     found: dict[int, Any] = {}
     alive = gc.get_objects()
     for kind, attr in ((_BaseDataLoaderIter, "_dataset"), (DataLoader, "dataset")):
         for value in alive:
             if issubclass(type(value), kind):
-                dataset = getattr(value, attr, None)
+                dataset = _whole(getattr(value, attr, None))
                 if dataset is not None:
                     found.setdefault(id(dataset), dataset)
     return list(found.values())
@@ -78,11 +82,11 @@ def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fe
         finally:
             torch.set_rng_state(state)
         if is_wrong(item, 3):
-            return Fetched(_inner(dataset), watch.line_of(item) or watch.last)
+            return Fetched(dataset, watch.line_of(item) or watch.last)
     return None
 
 
-def _inner(dataset: Any) -> Any:
+def _whole(dataset: Any) -> Any:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,10 +20,10 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from torchmedic.evidence.bad_value_lines import Line, Watch
-from torchmedic.evidence.dataset_item import collations_in_use
+from torchmedic.evidence.dataset_item import collations_in_use, datasets_in_use
 from torchmedic.observe.memory.host import free_bytes, host_memory
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import ReplayTooLong, harmless
@@ -37,6 +38,7 @@ from torchmedic.source.user_code import is_user_file
 
 _MAX_SECONDS = 10.0
 _MAX_ITEMS = 4096  # of a batch
+_MAX_ITERATED = 100_000  # items of a dataset without indices
 _MAX_HOLDERS = 4  # variables that are made again
 _MAX_DEPTH = 3  # of objects that hold the data
 _ROOM_FACTOR = 1.5
@@ -83,6 +85,27 @@ def line_in_collate(frames: list[Frame], items: tuple[Any, ...]) -> Line | None:
             result = _watched(frames[-1].live, functools.partial(_collated, dataset, collate, items), watch)
             return watch.line_of(result) or watch.last if is_bad(result, 3) else None
     return None
+
+
+def line_in_iteration(frames: list[Frame]) -> Line | None:
+    """The line of a dataset without indices that made an item bad, found by iterating over the dataset once more."""
+    for dataset in datasets_in_use() if frames else ():
+        if not isinstance(dataset, IterableDataset):
+            continue
+        code = getattr(inspect.unwrap(type(dataset).__iter__), "__code__", None)
+        # A generator function begins anew; another iterator may be the one that the loader is reading.
+        if code is None or not code.co_flags & inspect.CO_GENERATOR or not is_user_file(code.co_filename):
+            continue
+        watch = Watch()
+        item = _watched(frames[-1].live, functools.partial(_first_bad, dataset), watch)
+        found = watch.line_of(item) or watch.last if item is not None else None
+        if found is not None:
+            return found
+    return None
+
+
+def _first_bad(dataset: Any) -> Any:
+    return next((item for item in itertools.islice(dataset, _MAX_ITERATED) if is_bad(item, 3)), None)
 
 
 def _collated(dataset: Any, collate: Any, items: tuple[Any, ...]) -> Any:

@@ -6,6 +6,7 @@ import functools
 from collections import OrderedDict, deque
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -171,3 +172,36 @@ def test_a_bad_number_is_found_in_containers() -> None:
     assert is_bad({"x": [1.0, torch.tensor([float("nan")])]})
     assert is_bad(float("inf"))
     assert not is_bad([1, "nan", None, torch.ones(2), {"y": 2.0}])
+
+
+class _Column:
+    """A column of a table, as pandas has it."""
+
+    __module__ = "pandas.core.series"
+    ndim = 1
+
+    def __init__(self, *values: Any) -> None:
+        self.values = numpy.array(values, dtype=None if len({type(value) for value in values}) == 1 else object)
+        self.dtype = self.values.dtype
+
+    def to_numpy(self) -> Any:
+        return self.values
+
+
+class _Table:
+    __module__ = "pandas.core.frame"
+    ndim = 2
+
+    def __init__(self, **columns: _Column) -> None:
+        self._columns = columns
+
+    def items(self) -> Any:
+        return self._columns.items()
+
+
+def test_a_bad_number_is_found_in_tables() -> None:
+    names = _Column("a", float("nan"))  # a text that is missing
+    assert is_bad(_Column(1.0, float("nan")))
+    assert is_bad(_Column(1, "text", float("nan")))
+    assert is_bad(_Table(x=_Column(1.0, float("inf")), name=names))
+    assert not is_bad(_Table(x=_Column(1.0, 2.0), name=names))

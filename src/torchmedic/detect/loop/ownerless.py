@@ -34,6 +34,7 @@ from torchmedic.source.user_variables import looks_at_locals
 
 _MIN_UPDATES = 12  # that left the layer as it was
 _WRITES_OF_CONSTRUCTOR = 1  # to the weight of a layer of torch's: its initial values
+_MIN_TURNS = 8  # of two optimizers with the same parameters
 _MIN_LISTED_MODULES = 2  # that an optimizer was given one by one
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _OPTIMIZERS = frozenset(
@@ -70,7 +71,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     if not found:
         found, sign, signed = _treated_as_trained(held, candidates, owned)
     twin = None
-    if not found and (pair := _with_equal_parameters(stepping)) is not None:
+    if not found and (pair := _with_equal_parameters(stepping, steps)) is not None:
         found = _whole_modules(held, candidates, owned)
         reached = min((candidates[id(layer.weight)].step for layer in found.values()), default=0)
         user = next((event.who for event in steps if event.step >= reached), 0)
@@ -204,9 +205,12 @@ def _treated_as_trained(
     return {}, "", None
 
 
-def _with_equal_parameters(stepping: list[Watched]) -> tuple[Watched, Watched] | None:
-    """Two optimizers that both step, and have exactly the same parameters."""
+def _with_equal_parameters(stepping: list[Watched], steps: list[Event]) -> tuple[Watched, Watched] | None:
+    """Two optimizers that step in turn, not one after the other is done, and have exactly the same parameters."""
     for first, second in itertools.combinations(stepping, 2):
+        whose = [event.who for event in steps if event.who in (first.number, second.number)]
+        if sum(before != after for before, after in itertools.pairwise(whose)) < _MIN_TURNS:
+            continue
         sets = [
             {id(tensor) for group in watched.optimizer.param_groups for tensor in group["params"]}
             for watched in (first, second)

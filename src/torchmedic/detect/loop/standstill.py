@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torchmedic.detect.loop.incident import (
     LoopIncident,
@@ -30,6 +31,7 @@ from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place
 
 _MIN_DEAD_UPDATES = 48
+_MAX_PATIENCE = 10  # updates that are too few to tell a plateau from the noise of batches; the default of torch
 _MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
 _MAX_FALL = 0.1  # of the largest gradient, since the weights were copied
 _MAX_SQUARED = 1e18  # the square of a larger gradient is not far from the largest float32
@@ -69,7 +71,8 @@ def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> 
     updates = [event for event in habits.events if event.kind == "step" and event.who == number]
     is_per_update = bool(moves) and len({move.site for move in moves}) == 1 and len(moves) >= len(updates) - 1
     schedules = schedulers_of(watched.optimizer)
-    if not is_per_update and any(type(each).__name__ == "ReduceLROnPlateau" for each in schedules):
+    patience = [each.patience for each in schedules if isinstance(each, ReduceLROnPlateau)]
+    if patience and not (is_per_update and max(patience) <= _MAX_PATIENCE):
         return  # the loss has not fallen for long: a plateau
     found = rate_set_at(stack_of(sys._getframe()), watched.optimizer, "origin", "")
     built = Place(found.file, found.line) if found is not None else watched.built

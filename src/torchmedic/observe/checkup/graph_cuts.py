@@ -12,7 +12,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from torchmedic.source.user_code import is_user_file
 _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
 _READS = ("item", "__float__")
 _MAKERS = ("tensor", "as_tensor")
+_CALLING = (lambda original, args, kwargs: original(*args, **kwargs)).__code__
 _HOOK = -7002  # keys of torch's own count up from 0
 _MAX_NODES = 20_000  # of one graph
 _MAX_CUTS = 200
@@ -119,7 +120,7 @@ class GraphCuts:
 
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(tensor, *args, **kwargs)
+            result = _from_line_of(sys._getframe(1), original, (tensor, *args), kwargs)
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
                 note(name, tensor, result, sys._getframe(1))
             return result
@@ -142,7 +143,7 @@ class GraphCuts:
 
         @functools.wraps(original)
         def sample(distribution: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(distribution, *args, **kwargs)
+            result = _from_line_of(sys._getframe(1), original, (distribution, *args), kwargs)
             given = [tensor for tensor in vars(distribution).values() if _has_graph(tensor)]
             if given and distribution.has_rsample and isinstance(result, torch.Tensor) and len(self.cuts) < _MAX_CUTS:
                 note("sample", given[0], result, sys._getframe(1))
@@ -155,7 +156,7 @@ class GraphCuts:
 
         @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
+            result = _from_line_of(sys._getframe(1), original, args, kwargs)
             if args and len(self.cuts) < _MAX_CUTS:
                 enter(name, args[0], result, sys._getframe(1))
             return result
@@ -191,6 +192,12 @@ class GraphCuts:
             given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
             for cut in self.cuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
+
+
+def _from_line_of(frame: FrameType, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function as if from the line that a frame is at, so that a warning of torch's names that line."""
+    code = _CALLING.replace(co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno)
+    return FunctionType(code, frame.f_globals)(original, args, kwargs)
 
 
 def _has_graph(value: Any) -> bool:

@@ -17,6 +17,8 @@ _GIVEN = {"AddmmBackward": ("_saved_mat1", 1), "ConvolutionBackward": ("_saved_i
 _MAX_FACTOR = 4.0  # of a first loss over the loss of knowing nothing
 _MAX_TERMS = 32  # of a loss
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
+_MAX_COMPARED = 1 << 22  # elements of a tensor that are compared one by one
+_MIN_SATURATED = 0.99  # of the values of an activation
 _OF_CLASSES = ("nll_loss", "cross_entropy")
 _UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
 _VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
@@ -226,10 +228,10 @@ def is_closed(kind: str, raw: Any) -> Any:
         return None if result is None else result.amax() <= 0
     if kind == "SigmoidBackward":
         result = _readable(raw._saved_result)
-        return None if result is None else (result.amin() == 1) | (result.amax() == 0)
+        return None if result is None else _is_saturated(result, 0.0)
     if kind == "TanhBackward":
         result = _readable(raw._saved_result)
-        return None if result is None else (result.amin() == 1) | (result.amax() == -1)
+        return None if result is None else _is_saturated(result, -1.0)
     if kind in ("ClampBackward", "ClampMinBackward", "ClampMaxBackward", "HardtanhBackward"):
         given = _readable(raw._saved_self)
         low = getattr(raw, "_saved_min", getattr(raw, "_saved_min_val", None))
@@ -240,6 +242,13 @@ def is_closed(kind: str, raw: Any) -> Any:
         closed += [given.amin() > high] if high is not None else []
         return closed[0] if len(closed) == 1 else closed[0] | closed[1] if closed else None
     return None
+
+
+def _is_saturated(result: torch.Tensor, low: float) -> Any:
+    """Whether nearly every value of a sigmoid or a tanh is exactly a limit: `low` or 1."""
+    if result.numel() > _MAX_COMPARED:
+        return (result.amin() == 1) | (result.amax() == low)  # needs no more memory
+    return ((result == 1) | (result == low)).float().mean() >= _MIN_SATURATED
 
 
 def _readable(tensor: Any) -> torch.Tensor | None:

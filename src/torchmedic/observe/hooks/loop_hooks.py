@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import utils as nn_utils
 from torch.nn.utils import clip_grad
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from torchmedic.contained import contained
 from torchmedic.observe.hooks import Step
@@ -51,7 +51,8 @@ class HabitHooks:
         self._around(GradScaler, "unscale_", self._unscale_begins, self._unscale_ended)
         self._around(GradScaler, "step", self._scaler_steps)
         self._around(torch.cuda, "empty_cache", self._habits.cache_emptying, self._cache_emptied)
-        replace(LRScheduler, "step", NoticedCall(LRScheduler.step, self._scheduled))
+        for kind in (LRScheduler, ReduceLROnPlateau):
+            replace(kind, "step", NoticedCall(kind.step, self._scheduled))
 
     @property
     def _sleeps(self) -> bool:

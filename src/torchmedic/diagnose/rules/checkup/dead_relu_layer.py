@@ -1,11 +1,15 @@
-"""A ReLU returns 0 for every unit and every sample in several steps, so the layers before it do not learn.
+"""An activation has no derivative left in several steps, so the layers before it do not learn.
 
-What: in each of the checked steps, all values of this ReLU were 0 for the whole batch.
+What: in each of the checked steps, a ReLU returned 0 for every unit and every sample of the batch, or a sigmoid or a
+tanh was saturated.
 
 Why: where a ReLU returns 0, its derivative is 0. If all its inputs are negative, no gradient reaches the layers before
 it, so their weights do not change, and the inputs stay negative. Common causes are a large negative bias, inputs that
 are not normalised, a learning rate that was far too high in one step, or a ReLU after an operation that never returns a
 positive value.
+
+The same happens to a sigmoid or a tanh whose inputs are far too large: nearly all of its values are exactly 0, 1 or -1,
+and their derivatives are 0.
 
 Cure: check the initialisation and the scale of the inputs; put a normalisation before the ReLU; or use a function with
 a gradient for negative inputs, such as `leaky_relu` or `gelu`.
@@ -26,6 +30,17 @@ _MIN_UNITS = 4  # a single gate may well be shut
 _FAR_WEIGHTS = 2.0  # times their size: so far the weights were thrown
 
 
+_KINDS = {
+    "ReluBackward": ("ReLU", "it gives 0 for every unit and every sample", "all its inputs are negative"),
+    "SigmoidBackward": (
+        "sigmoid",
+        "99 % of its values or more are exactly 0 or 1",
+        "its inputs are too large",
+    ),
+    "TanhBackward": ("tanh", "99 % of its values or more are exactly -1 or 1", "its inputs are too large"),
+}
+
+
 @rule("TM636", "dead-relu-layer")
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
@@ -40,11 +55,11 @@ def check(evidence: CheckUp) -> Draft | None:
 
 
 def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
-    """The ReLUs that gave nothing but 0, by where they are; not a hinge, whose values are the loss itself."""
+    """The activations without a derivative for any value, by where they are; not a hinge, which is the loss itself."""
     found: dict[tuple[int | None, tuple[Site, ...]], Node] = {}
     open_at = set()
     for node in graph.gates():
-        if node.kind != "ReluBackward" or node.birth is None:
+        if node.kind not in _KINDS or node.birth is None:
             continue
         layer = node.birth.layer() if node.birth.layer is not None else None
         place = (id(layer) if layer is not None else None, node.birth.sites)
@@ -57,10 +72,13 @@ def _dead(graph: LossGraph) -> dict[tuple[int | None, tuple[Site, ...]], Node]:
 
 def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Draft:
     shape = list(node.shape or ())
+    name, gives, why = _KINDS[node.kind]
+    is_relu = node.kind == "ReluBackward"
     draft = check.draft(evidence, "proven")
-    draft.message = "a ReLU layer is dead: it gives 0 for every unit and every sample"
-    draft.cause = "all its inputs are negative, so no gradient passes and the layers before it do not learn"
-    draft.at(evidence.of_node("cause", node, f"all values of {shape} are 0"))
+    draft.message = f"a {name} layer is {'dead' if is_relu else 'saturated'}: {gives}"
+    draft.cause = f"{why}, so {'no' if is_relu else 'next to no'} gradient passes and the layers before it do not learn"
+    label = f"all values of {shape} are 0" if is_relu else f"values of {shape} at their limits"
+    draft.at(evidence.of_node("cause", node, label))
     steps = ", ".join(str(graph.step) for graph in seen)
     draft.because(f"so in each of the steps that were looked at: {steps}")
     distance = evidence.past.distance() if evidence.past is not None else 0.0
@@ -69,5 +87,9 @@ def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Draft:
             f"a few updates moved the weights by {distance:.3g} times their size: the learning rate is too high"
         )
         draft.help("lower the learning rate", safety="changes-training")
-    draft.help("check the bias and the scale of the layer before it, or use `leaky_relu` or `gelu`")
+    draft.help(
+        "check the bias and the scale of the layer before it, or use `leaky_relu` or `gelu`"
+        if is_relu
+        else "scale the data, and check the scale of the layer before it"
+    )
     return draft.about(step=seen[-1].step).rated("warning")

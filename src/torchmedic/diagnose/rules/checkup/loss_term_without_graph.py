@@ -38,6 +38,7 @@ from torchmedic.source.spots import Spot, spot_of_node
 from torchmedic.source.syntax import FUNCTIONS, has_line, last_name, nodes_in, syntax_tree
 
 _OFF = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
+_READS = ("item", "__float__")
 _HOW = {
     "autograd.grad": "`autograd.grad` without `create_graph=True`",
     "data": "`.data`",
@@ -92,8 +93,9 @@ def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, l
     places = [(cut, map(spot_of, (*cut.sites, *cut.entered))) for cut in cuts]
     behind = [cut for cut, spots in places if any(part.covers(spot) for spot in spots for part in flow)]
     if not isinstance(found, ast.Call):
-        other = names_in(operands(found)[0 if mixed.is_right else 1])
-        if any(other & _names_at(spot_of(cut.sites[0])) for cut in behind):
+        other = _names_outside_arguments(operands(found)[0 if mixed.is_right else 1])
+        inside = [spot for cut in behind if terms[-1].covers(spot := spot_of(cut.sites[0]))]
+        if any(other & _names_at(spot) for spot in inside):
             return "", []  # as in `a + (b - a).detach()`, which gives a loss another value on purpose
     return _text(terms), sorted(behind, key=lambda cut: bool(cut.entered))
 
@@ -102,6 +104,14 @@ def _names_at(spot: Spot) -> set[str]:
     """The names in the expression at a spot."""
     found = (node for node in nodes_in(syntax_tree(spot.file)) if isinstance(node, ast.expr))
     return next((names_in(node) for node in found if span_of(spot_of_node(spot.file, node)) == span_of(spot)), set())
+
+
+def _names_outside_arguments(node: ast.AST) -> set[str]:
+    """The names that are added or multiplied themselves, not given to a function."""
+    if isinstance(node, ast.Call):
+        return _names_outside_arguments(node.func)
+    inner = (_names_outside_arguments(part) for part in ast.iter_child_nodes(node))
+    return {node.id} if isinstance(node, ast.Name) else set[str]().union(*inner)
 
 
 def _text(terms: tuple[Part, ...]) -> str:
@@ -125,6 +135,16 @@ def _without_gradients(cut: Cut) -> Location | None:
     return None
 
 
+def _is_log(cut: Cut, cuts: list[Cut], mixed: MixedSum) -> bool:
+    """Whether one expression reads the values of several terms: as for a log, and the sum takes one of those."""
+    return (
+        cut.name in _READS
+        and not cut.entered
+        and sum(other.sites[0] == cut.sites[0] for other in cuts) > 1
+        and spot_of(cut.sites[0]).line != spot_of(mixed.sites[0]).line
+    )
+
+
 def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, cuts: list[Cut]) -> Diagnosis:
     cut = cuts[-1]
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
@@ -135,14 +155,17 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, 
         f"the term `{text}` of the loss has no graph, so it adds nothing to any gradient",
         f"{how} drops the graph of what it is computed from",
     )
+    is_log = _is_log(cut, cuts, mixed)
     draft.at(
-        _without_gradients(cut) or spot_of(cut.sites[0]).location("cause", "the graph ends here"),
+        evidence.at("cause", mixed.sites, f"takes `{text}` from what was read for a log") if is_log else None,
+        _without_gradients(cut)
+        or spot_of(cut.sites[0]).location("origin" if is_log else "cause", "the graph ends here"),
         *(
             spot_of(other.sites[0]).location("origin", "and here")
             for other in others.values()
             if cut.name != "autograd.grad"
         ),
-        evidence.at("surfaced", mixed.sites, f"`{text}` is a constant here"),
+        None if is_log else evidence.at("surfaced", mixed.sites, f"`{text}` is a constant here"),
     )
     draft.because(f"the graph that is dropped leads to {len(cut.behind)} tensors that require a gradient")
     if cut.name == "autograd.grad":

@@ -20,6 +20,8 @@ from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
+from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, own_nodes
+from torchmedic.source.user_variables import user_trees
 
 
 @rule("TM630", "loss-without-way-back")
@@ -67,8 +69,38 @@ def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:
             return node_location("cause", file, part, label), True
         if name is not None and _assigns(node, name):
             forced = isinstance(node, ast.Assign | ast.AnnAssign) and _calls_forcing(node.value)
-            return node_location("cause", file, node, label), forced
+            where, made = _made_in_function(node) or (file, node)
+            return node_location("cause", where, made, label), forced
     return evidence.backward_call(graph, "cause", label), False
+
+
+def _made_in_function(statement: ast.stmt) -> tuple[str, ast.Call] | None:
+    """The call that makes a leaf inside of a function that a statement calls; None where it cannot be told which."""
+    if any(map(_is_leaf_made, ast.walk(statement))):
+        return None
+    called = {callee(node) for node in ast.walk(statement) if isinstance(node, ast.Call)}
+    made = [
+        (file, function.name, node)
+        for file, tree in user_trees()
+        for function in nodes_in(tree)
+        if isinstance(function, FUNCTIONS)
+        for node in own_nodes(function)
+        if isinstance(node, ast.Call) and _is_leaf_made(node)
+    ]
+    for names in (called, {"forward", "__call__"}):
+        fitting = [(file, node) for file, name, node in made if name in names]
+        if fitting:
+            return fitting[0] if len(fitting) == 1 else None
+    return None
+
+
+def _is_leaf_made(node: ast.AST) -> bool:
+    """Whether this is `tensor(..., requires_grad=True)` or `requires_grad_()`."""
+    if not isinstance(node, ast.Call):
+        return False
+    wanted = (isinstance(each.value, ast.Constant) and each.value.value is True for each in node.keywords)
+    named = (each.arg == "requires_grad" for each in node.keywords)
+    return callee(node) == "requires_grad_" or any(a and b for a, b in zip(named, wanted, strict=True))
 
 
 def _backward_owner(node: ast.stmt) -> list[str]:

@@ -148,7 +148,7 @@ def rows(mask: torch.Tensor, evidence: NumbersEvidence) -> str:
         return f"all {total} {kind}s"
     shown = ", ".join(map(str, hit[:5])) + (", ..." if len(hit) > 5 else "")
     text = f"{kind}{'s' if len(hit) > 1 else ''} {shown}"
-    if len(items) == total:
+    if len(items) == total and None not in items:
         named = ", ".join(str(items[row]) for row in hit[:5]) + (", ..." if len(hit) > 5 else "")
         text += f" (dataset item{'s' if len(hit) > 1 else ''} {named})"
     return text

@@ -20,7 +20,7 @@ from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
 from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.evidence.preparation import line_in_collate, line_in_preparation
+from torchmedic.evidence.preparation import line_in_collate, line_in_iteration, line_in_preparation
 from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.microscope import Leaf
@@ -131,7 +131,9 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label
     line = fetched.line if fetched is not None else None
     if line is not None and not line.is_stored:
         return _at(line, label)
-    found = line_in_collate(evidence.frames, _items(evidence)) if fetched is None else None
+    found = None
+    if fetched is None:
+        found = line_in_collate(evidence.frames, _items(evidence)) or line_in_iteration(evidence.frames)
     if found is None:
         held = [fetched.dataset] if fetched is not None else datasets_in_use()
         held += [line.owner] if line is not None and line.owner is not None else []
