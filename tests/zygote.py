@@ -17,7 +17,6 @@ import pkgutil
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -36,7 +35,7 @@ _LEFT = ("TORCHMEDIC_INJECT_FAULT", "TORCHMEDIC_CGROUP_ROOT")  # what a script i
 class Zygote:
     """The client's side: one zygote for all workers of a test run, started at its first use; any number of scripts."""
 
-    _process: subprocess.Popen[bytes] | None = None  # in the worker that was first to need it
+    _pid: int | None = None  # in the worker that was first to need it
     _control: socket.socket | None = None
     _starting = threading.Lock()
 
@@ -101,7 +100,9 @@ class Zygote:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.suppress(OSError):
                 listener.bind(address)  # refused where another worker has started it
                 listener.listen(64)
-                cls._process = subprocess.Popen([sys.executable, __file__], stdin=listener, env=environment)
+                stdin = (os.POSIX_SPAWN_DUP2, listener.fileno(), 0)
+                command = [sys.executable, __file__]
+                cls._pid = os.posix_spawn(sys.executable, command, environment, file_actions=[stdin])
             control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 control.connect(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,8 @@ def program(evidence: NumbersEvidence, header: Recipe) -> Program:
     captured = evidence.replay_with_values(op)
     if captured is None:
         raise NotRecordable(f"`{op.name}` did not come again in a second replay")
+    if any(isinstance(part, float) and math.isnan(part) for part in captured.args):  # `x[0] = torch.nan` in torch 2.15
+        raise NotRecordable(f"the bad value was already in the constant that `{op.name}` was given")
     found = _forward(captured, header)
     if found is None:
         raise NotRecordable(f"`{op.name}` alone does not give it")
