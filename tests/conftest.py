@@ -18,7 +18,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.disable()  # until all tests are collected: to look for garbage meanwhile takes a tenth of the time
+if "PYTEST_XDIST_WORKER" in os.environ:
+    gc.disable()  # until all tests are collected: to look for garbage meanwhile takes a tenth of the time
 
 
 def pytest_collection_finish() -> None:
