@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 CHECK := $(BIN)/ruff format --check src tests benchmarks tools && $(BIN)/ruff check src tests benchmarks tools \
 	&& $(BIN)/mypy && $(BIN)/lint-imports
 # `-rR` names the tests that passed only when they were run again.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --reruns 2 -rR
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --reruns 1 -rR
 
 .PHONY: help demo test test-all check bench docs dist clients new-rule clean
 help:  ## show the targets

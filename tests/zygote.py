@@ -139,12 +139,15 @@ class Started:
 
 def serve() -> None:
     gc.disable()  # to collect during imports takes a sixth of their time
+    import msgspec
     import torch
 
     import torchmedic
+    from torchmedic import records
     from torchmedic.observe.heap import growth_watch
     from torchmedic.observe.numbers import late_norms
     from torchmedic.report.html import page
+    from torchmedic.source.user_code import is_user_file
 
     for module in ("torch._dynamo", "torch.profiler._cupti_monitor"):  # the first optimizer, and the first of its steps
         with contextlib.suppress(ImportError):  # would import them in every script; not all versions have both
@@ -157,6 +160,12 @@ def serve() -> None:
     templates = page._environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)  # compiled once, and not in every run that has a diagnosis
+    for record in vars(records).values():
+        if isinstance(record, type) and issubclass(record, msgspec.Struct):
+            msgspec.json.Decoder(record)  # reads the annotations of its class once
+    for module in list(sys.modules.values()):
+        if isinstance(file := getattr(module, "__file__", None), str) and file != __file__:
+            is_user_file(file)  # remembered, as is the verdict in a user's process
     torch.set_num_threads(1)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch takes its 170 operator libraries apart again, in every process that ends
