@@ -21,6 +21,9 @@ from zygote import Zygote
 
 CASES = Path(__file__).parent / "integration" / "rank_cases"
 STALL_AFTER = 4
+LONG_STALL_AFTER = (
+    60  # for jobs that do not hang: on a machine that is taken, a healthy start takes more than four seconds
+)
 _TWIN = re.compile(r"^( *)(.*?)  # twin: (.*)$", re.M)
 _HEAD = re.compile(r"# ranks: (\d+)  culprit: (\d+|any)(  cured)?")
 
@@ -59,12 +62,12 @@ def cases() -> list[Case]:
     return found
 
 
-def run_ranks(folder: Path, source: str, ranks: int) -> Finished:
+def run_ranks(folder: Path, source: str, ranks: int, stall_after: int = STALL_AFTER) -> Finished:
     """Run a script as `srun` does: one torchmedic per rank, no launcher above them; each is forked, as torch is slow.
 
     The texts of all ranks are joined. A rank whose job has ended fails by itself: nobody ends it.
     """
-    ended = _run_each([folder] * ranks, source, local=ranks)
+    ended = _run_each([folder] * ranks, source, local=ranks, stall_after=stall_after)
     status = max(each[0] for each in ended)
     return Finished(status, "".join(each[1] for each in ended), "".join(each[2] for each in ended), folder / "run")
 
@@ -78,8 +81,10 @@ def run_hosts(folder: Path, source: str, hosts: int) -> list[Finished]:
     return [Finished(*each, place / "run") for each, place in zip(ended, places, strict=True)]
 
 
-def _run_each(folders: list[Path], source: str, local: int) -> list[tuple[int, str, str]]:
-    command = ["run", "--output", "run", "--stall-after", str(STALL_AFTER), "--on-stall", "kill", "train.py"]
+def _run_each(
+    folders: list[Path], source: str, local: int, stall_after: int = STALL_AFTER
+) -> list[tuple[int, str, str]]:
+    command = ["run", "--output", "run", "--stall-after", str(stall_after), "--on-stall", "kill", "train.py"]
     port = free_port()
 
     def run(rank: int) -> tuple[int, str, str]:

@@ -17,7 +17,6 @@ import pkgutil
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -36,7 +35,7 @@ _LEFT = ("TORCHMEDIC_INJECT_FAULT", "TORCHMEDIC_CGROUP_ROOT")  # what a script i
 class Zygote:
     """The client's side: one zygote for all workers of a test run, started at its first use; any number of scripts."""
 
-    _process: subprocess.Popen[bytes] | None = None  # in the worker that was first to need it
+    _pid: int | None = None  # in the worker that was first to need it
     _control: socket.socket | None = None
     _starting = threading.Lock()
 
@@ -101,7 +100,9 @@ class Zygote:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.suppress(OSError):
                 listener.bind(address)  # refused where another worker has started it
                 listener.listen(64)
-                cls._process = subprocess.Popen([sys.executable, __file__], stdin=listener, env=environment)
+                stdin = (os.POSIX_SPAWN_DUP2, listener.fileno(), 0)
+                command = [sys.executable, __file__]
+                cls._pid = os.posix_spawn(sys.executable, command, environment, file_actions=[stdin])
             control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 control.connect(address)
@@ -138,12 +139,15 @@ class Started:
 
 def serve() -> None:
     gc.disable()  # to collect during imports takes a sixth of their time
+    import msgspec
     import torch
 
     import torchmedic
+    from torchmedic import records
     from torchmedic.observe.heap import growth_watch
     from torchmedic.observe.numbers import late_norms
     from torchmedic.report.html import page
+    from torchmedic.source.user_code import is_user_file
 
     for module in ("torch._dynamo", "torch.profiler._cupti_monitor"):  # the first optimizer, and the first of its steps
         with contextlib.suppress(ImportError):  # would import them in every script; not all versions have both
@@ -156,6 +160,12 @@ def serve() -> None:
     templates = page._environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)  # compiled once, and not in every run that has a diagnosis
+    for record in vars(records).values():
+        if isinstance(record, type) and issubclass(record, msgspec.Struct):
+            msgspec.json.Decoder(record)  # reads the annotations of its class once
+    for module in list(sys.modules.values()):
+        if isinstance(file := getattr(module, "__file__", None), str) and file != __file__:
+            is_user_file(file)  # remembered, as is the verdict in a user's process
     torch.set_num_threads(1)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch takes its 170 operator libraries apart again, in every process that ends

@@ -53,7 +53,12 @@ AT_ONCE = {
 }
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+LIKE_ANOTHER = {"sys.exit(None)", "raise SystemExit"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_ANOTHER else name for name in ENDINGS]
+)
 def test_ending(tmp_path: Path, name: str) -> None:
     body, status, code = ENDINGS[name]
     # Without torchmedic it makes no difference whether torch is there, only the time that it takes to import.

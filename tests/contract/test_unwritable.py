@@ -97,7 +97,7 @@ DISKS = {
 }
 
 
-@pytest.mark.parametrize("name", DISKS)
+@pytest.mark.parametrize("name", ["full", pytest.param("no inodes", marks=pytest.mark.slow), "read-only"])
 def test_disks_that_take_nothing(tmp_path: Path, script: str, name: str) -> None:
     options, fill, reason = DISKS[name]
     (tmp_path / "disk").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import sys
@@ -12,9 +13,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mcp")
-
-from mcp import ClientSession, StdioServerParameters, stdio_client
+if importlib.util.find_spec("mcp") is None:
+    pytest.skip("mcp is not installed", allow_module_level=True)
 
 FAILING = """
 import torch
@@ -59,6 +59,8 @@ Call = Callable[..., Awaitable[Any]]
 
 def session(folder: Path, options: list[str], conversation: Callable[[list[str], Call], Awaitable[None]]) -> None:
     """Hold a conversation with a server in a folder: the names of its tools, and a function that calls one."""
+
+    from mcp import ClientSession, StdioServerParameters, stdio_client  # takes every worker a second to import
 
     async def talk() -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHMEDIC_")}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pages import check_failure, check_health, rank_scripts
 from rank_jobs import CASES as CASES_FOLDER
-from rank_jobs import Case, cases, complaint, run_hosts, run_ranks
+from rank_jobs import LONG_STALL_AFTER, Case, cases, complaint, run_hosts, run_ranks
 from running import Finished, marked_line
 
 pytestmark = pytest.mark.timeout(200)
@@ -39,7 +39,7 @@ def test_the_rank_and_the_line_to_blame_are_named(tmp_path: Path, case: Case) ->
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_healthy_twin_is_left_alone(tmp_path: Path, case: Case) -> None:
-    finished = run_ranks(tmp_path, case.twin, case.ranks)
+    finished = run_ranks(tmp_path, case.twin, case.ranks, LONG_STALL_AFTER)
     assert finished.returncode == 0, finished.stderr
     assert _told(finished) == []
     assert "torchmedic" not in finished.stderr
@@ -61,7 +61,7 @@ def test_the_failing_script_of_a_page(tmp_path: Path, code: str, ranks: int, sou
 
 @pytest.mark.parametrize(("code", "ranks", "source"), _first_of_each(rank_scripts("passes")))
 def test_the_healthy_script_of_a_page(tmp_path: Path, code: str, ranks: int, source: str) -> None:
-    check_health(run_ranks(tmp_path, source, ranks))
+    check_health(run_ranks(tmp_path, source, ranks, LONG_STALL_AFTER))
 
 
 @pytest.mark.parametrize("path", sorted((CASES_FOLDER / "healthy").glob("*.py")), ids=lambda path: path.stem)

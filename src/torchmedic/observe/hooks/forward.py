@@ -98,6 +98,7 @@ class ForwardHooks:
         for code in (*patches.entries, type(self)._note.__code__):  # the latter is that of all contained hooks
             entries.skip_code(code)
         patches.wrap(entries, "_callback_from_stance", self._around_entry)
+        entries.skip_code(entries._callback_from_stance.__code__)  # torch 2.6 would compile it
 
     def _around_entry(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

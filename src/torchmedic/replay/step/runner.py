@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ from torchmedic.source.objects.finite import is_finite
 from torchmedic.source.objects.graph import is_leaf, leaves_behind
 from torchmedic.source.segment.cut import Segment
 from torchmedic.source.segment.standalone import AWAIT, END
+from torchmedic.source.user_code import is_user_file
 
 
 class SegmentEnd(Exception):
@@ -109,6 +110,8 @@ class Runner:
         found: dict[int, torch.nn.Module] = {}
         for value in [*self._locals.values(), *self._frame.f_globals.values()]:
             owners = [value]
+            if isinstance(value, ModuleType) and not is_user_file(getattr(value, "__file__", None) or ""):
+                continue  # thousands of names of torch, in every replay
             if hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):
                 with contextlib.suppress(Exception):
                     owners += list(vars(value).values())
