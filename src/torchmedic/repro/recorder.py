@@ -6,6 +6,7 @@ a run that was started with `--confidential` keeps nothing.
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,6 +129,8 @@ def program_of_numbers(evidence: NumbersEvidence, header: Recipe) -> Program:
     captured = evidence.replay_with_values(op)
     if captured is None:
         raise NotRecordable(f"`{op.name}` did not come again in a second replay")
+    if any(isinstance(part, float) and math.isnan(part) for part in captured.args):  # `x[0] = torch.nan` in torch 2.15
+        raise NotRecordable(f"the bad value was already in the constant that `{op.name}` was given")
     found = _forward(captured, header)
     if found is None:
         raise NotRecordable(f"`{op.name}` alone does not give it")
