@@ -168,7 +168,7 @@ class Habits(Numbering):
         known = self.optimizers.get(number)
         if known is None or known.built is None:  # `load_state_dict` comes here for one that was built before
             self.optimizers[number] = Watched(optimizer, number, built)
-        for dead in [key for key, watched in self.optimizers.items() if watched.optimizer is None]:
+        for dead in [key for key, watched in self.optimizers.items() if watched.reference() is None]:
             del self.optimizers[dead]
 
     def _watched(self, optimizer: Any) -> Watched:
