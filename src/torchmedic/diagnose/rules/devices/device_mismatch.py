@@ -25,6 +25,7 @@ from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.devices.placement import Misplaced, load_of, misplaced_state, never_had_values, split_of
 from torchmedic.evidence.devices.strays import split_in_replay, strays_of
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.observe.device.hidden_work import with_default_device
 from torchmedic.source.live_frames import node_location
 
 _WORDS = (
@@ -117,7 +118,8 @@ def _generator(evidence: RaisedEvidence) -> Draft | None:
     draft.cause = f"a generator draws only on its own device, which is {have}"
     draft.at(*evidence.at_user_line("cause", f"{wanted} is used with a generator of {have}"))
     draft.at(made_here(evidence, generator, f"draws on {have}, made"))
-    default = torch.get_default_device()
+    with with_default_device():
+        default = torch.get_default_device()
     if evidence.user_frame is not evidence.frames[-1] and default.type == wanted:
         draft.because(f"`torch.set_default_device` has made {wanted} the device of all that is drawn, by a loader too")
         draft.help(f'give the loader a generator of its own: `generator=torch.Generator(device="{wanted}")`')
