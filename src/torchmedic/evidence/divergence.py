@@ -150,12 +150,20 @@ class Divergence:
 
     def has_grown_by(self, factor: float) -> bool:
         """Whether a loss grew by a factor, or the weights did, or a loss overflowed far from the weights of before."""
+        return self._is_larger_by(factor) or (
+            not self.original.is_finite and max(self.original.distances) >= _FAR_WEIGHTS
+        )
+
+    @property
+    def is_only_far(self) -> bool:
+        """Whether nothing has grown: a number is bad, and the weights are far from those of before."""
+        return not self._is_larger_by(_GROWN)
+
+    def _is_larger_by(self, factor: float) -> bool:
         original = self.original
         if _has_risen(original, self.still, factor):
             return True
-        if any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights):  # NaN is not either
-            return True
-        return not original.is_finite and max(original.distances) >= _FAR_WEIGHTS
+        return any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights)  # NaN is not either
 
     @property
     def keeps_falling(self) -> bool:

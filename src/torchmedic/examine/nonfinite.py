@@ -59,6 +59,8 @@ def explain_nonfinite(
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.replay()
     evidence = trace_back(evidence, frame)
+    if divergence is not None and divergence.is_only_far and _is_outside_domain(evidence):
+        divergence, why = None, "the loss did not grow"
     evidence.divergence, evidence.why_no_divergence = divergence, why
     try:
         diagnosis = diagnose(evidence, _rules(evidence))
@@ -72,6 +74,12 @@ def explain_nonfinite(
         )
     finally:
         evidence.restore_weights()
+
+
+def _is_outside_domain(evidence: NumbersEvidence) -> bool:
+    """Whether finite values gave a NaN: the operation has no value there, whatever moved the weights."""
+    first = evidence.births[0] if evidence.births else None
+    return first is not None and first.op is not None and first.kind == "nan"
 
 
 def _trace(evidence: NumbersEvidence, diagnosis: Diagnosis) -> NumberTrace | None:

@@ -26,9 +26,7 @@ class Data(torch.utils.data.Dataset):
 class LoggingTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         out = model(**inputs)
-        if (
-            self.state.global_step % 3 == 2 and self.is_world_process_zero()
-        ):  # twin: if self.state.global_step % 3 == 2:
+        if self.state.global_step % 3 == 2 and self.is_world_process_zero():  # twin: if self.state.global_step % 3 == 2:
             spread = self.accelerator.gather(out["loss"].detach().reshape(1)).std()  # <- cause
             self.state.log_history.append({"spread": spread.item()})
         return (out["loss"], out) if return_outputs else out["loss"]

@@ -13,9 +13,7 @@ def make_groups(pairs):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    neighbours = sorted(
-        {(0, 1), (1, 2), (0, 2)}, key=lambda pair: rank not in pair
-    )  # twin: neighbours = [(0, 1), (0, 2), (1, 2)]
+    neighbours = sorted({(0, 1), (1, 2), (0, 2)}, key=lambda pair: rank not in pair)  # twin: neighbours = [(0, 1), (0, 2), (1, 2)]
     groups = make_groups(neighbours)
     torch.manual_seed(rank)
     model = torch.nn.Linear(4, 1)

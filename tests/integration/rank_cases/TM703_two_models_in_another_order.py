@@ -11,9 +11,7 @@ def main():
     policy = DistributedDataParallel(torch.nn.Linear(4, 2))
     value = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (policy, value)]
-    pair = (
-        {policy: 1.0, value: 0.5} if rank == 0 else {value: 0.5, policy: 1.0}
-    )  # twin: pair = {policy: 1.0, value: 0.5}
+    pair = {policy: 1.0, value: 0.5} if rank == 0 else {value: 0.5, policy: 1.0}  # twin: pair = {policy: 1.0, value: 0.5}
     for _ in range(5):
         states = torch.randn(8, 4)
         for optimizer in optimizers:

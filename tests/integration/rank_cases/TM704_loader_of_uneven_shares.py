@@ -8,9 +8,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 def main():
     rank = dist.get_rank()
     data = TensorDataset(torch.randn(40, 4))
-    share = Subset(
-        data, range(0, 12) if rank == 0 else range(12, 40)
-    )  # twin: share = Subset(data, range(20 * rank, 20 * rank + 20))
+    share = Subset(data, range(0, 12) if rank == 0 else range(12, 40))  # twin: share = Subset(data, range(20 * rank, 20 * rank + 20))
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = DataLoader(share, batch_size=4, shuffle=True)

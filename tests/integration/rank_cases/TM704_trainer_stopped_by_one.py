@@ -38,13 +38,7 @@ class Points(torch.utils.data.Dataset):
 
 patience = 5 if int(os.environ["RANK"]) == 1 else 99  # twin: patience = 5
 arguments = TrainingArguments(
-    "out",
-    max_steps=10,
-    per_device_train_batch_size=2,
-    use_cpu=True,
-    report_to=[],
-    save_strategy="no",
-    disable_tqdm=True,
+    "out", max_steps=10, per_device_train_batch_size=2, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
 )
 trainer = Trainer(Regressor(), arguments, train_dataset=Points(), callbacks=[StopWhenFlat(patience)])
 trainer.train()

@@ -5,9 +5,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main():
-    layers = [
-        torch.nn.Linear(4, 4) for _ in range(2 + dist.get_rank())
-    ]  # twin: layers = [torch.nn.Linear(4, 4) for _ in range(2)]
+    layers = [torch.nn.Linear(4, 4) for _ in range(2 + dist.get_rank())]  # twin: layers = [torch.nn.Linear(4, 4) for _ in range(2)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))  # <- cause
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(3):

@@ -15,9 +15,7 @@ class Net(torch.nn.Module):
     def forward(self, x):
         x = self.start(x)
         for _ in range(2):
-            x = checkpoint(
-                self.block, x, use_reentrant=True
-            )  # <- cause  # twin: x = checkpoint(self.block, x, use_reentrant=False)
+            x = checkpoint(self.block, x, use_reentrant=True)  # <- cause  # twin: x = checkpoint(self.block, x, use_reentrant=False)
         return self.head(x)
 
 

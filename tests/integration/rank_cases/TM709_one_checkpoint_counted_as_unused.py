@@ -14,9 +14,7 @@ class Block(torch.nn.Module):
         return torch.tanh(self.layer(x))
 
     def forward(self, x):
-        return torch.utils.checkpoint.checkpoint(
-            self.work, x, use_reentrant=True
-        )  # <- cause  # twin: return self.work(x)
+        return torch.utils.checkpoint.checkpoint(self.work, x, use_reentrant=True)  # <- cause  # twin: return self.work(x)
 
 
 def train():

@@ -12,9 +12,7 @@ class Net(torch.nn.Module):
         self.head = torch.nn.Linear(4, 2)
 
     def forward(self, x):
-        x = checkpoint(
-            self.inner, x, use_reentrant=True
-        )  # <- cause  # twin: x = checkpoint(self.inner, x, use_reentrant=False)
+        x = checkpoint(self.inner, x, use_reentrant=True)  # <- cause  # twin: x = checkpoint(self.inner, x, use_reentrant=False)
         x = checkpoint(self.inner, x, use_reentrant=False)
         return self.head(x)
 
