@@ -8,7 +8,6 @@ no graph is built, nothing is asked and nothing is spent.
 
 from __future__ import annotations
 
-import dis
 import sys
 import warnings
 import weakref
@@ -19,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.contained import contained, report_fault
+from torchmedic.observe.checkup.differences import Differences, Operand, is_plain, sequence_of
 from torchmedic.observe.saved_hooks import top_hooks
 from torchmedic.source.user_code import is_user_file
-from torchmedic.source.user_variables import locals_of
 
 LOSSES = frozenset(
     "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss "
@@ -42,15 +41,7 @@ class LossCall:
         self.shape = tuple(given.shape)
         self.target_shape = tuple(target.shape)
         self.target = weakref.ref(target)
-        self.sequence = _sequence(given)  # of the node that made the input; None for a leaf
-
-
-class Operand(NamedTuple):
-    """What stood on one side of a minus sign."""
-
-    shape: tuple[int, ...]
-    sequence: int | None  # of its node
-    has_gradient: bool
+        self.sequence = sequence_of(given)  # of the node that made the input; None for a leaf
 
 
 class Site(NamedTuple):
@@ -104,7 +95,7 @@ class NodeBirths:
         self._modes = 0
         self._undo: list[tuple[Any, str, Any]] = []
         self._loss: LossCall | None = None
-        self._minus: dict[Site, tuple[str, str] | None] = {}
+        self._differences = Differences()
 
     def arm(self, *, modes: int = 0) -> bool:
         """Begin to note; False where that would disturb another tool.
@@ -213,7 +204,7 @@ class NodeBirths:
             if is_user_file(code.co_filename):
                 site = Site(code, frame.f_lasti)
                 if direct and not sites:
-                    birth.operands = self._operands(site, frame)
+                    birth.operands = self._differences.operands(code, frame)
                 sites.append(site)
             elif not sites:
                 direct = False
@@ -232,41 +223,13 @@ class NodeBirths:
 
     def _loss_call(self, frame: FrameType) -> LossCall | None:
         given, target = _locals(frame, "input", "target")
-        if not (_is_plain(given) and _is_plain(target)):
+        if not (is_plain(given) and is_plain(target)):
             return None
         known, name = self._loss, frame.f_code.co_name
         # Several nodes are built in one call of a loss.
-        if known is None or known.name != name or known.target() is not target or known.sequence != _sequence(given):
+        if known is None or known.name != name or known.target() is not target or known.sequence != sequence_of(given):
             known = self._loss = LossCall(name, given, target, ())
         return known
-
-    def _operands(self, site: Site, frame: FrameType) -> tuple[Operand | None, Operand | None] | None:
-        if site not in self._minus:
-            self._minus[site] = names_around_minus(site)
-        names = self._minus[site]
-        values = dict(locals_of(frame)) if names is not None and sys.gettrace() is None else {}
-        if names is None or not values:
-            return None
-        left, right = (_operand(values.get(name, frame.f_globals.get(name))) for name in names)
-        shapes = [len(side.shape) for side in (left, right) if side is not None and side.shape]
-        # Of interest only where a target is stretched: the other side's shape may still be unknown here.
-        if not any(side is not None and side.shape and not side.has_gradient for side in (left, right)):
-            return None
-        return None if len(shapes) == 2 and shapes[0] == shapes[1] else (left, right)
-
-
-def _operand(value: Any) -> Operand | None:
-    if not _is_plain(value):
-        return None
-    return Operand(tuple(value.shape), _sequence(value), value.requires_grad)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter)
-
-
-def _sequence(tensor: torch.Tensor) -> int | None:
-    return None if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
 
 
 def _locals(frame: FrameType, *names: str) -> list[Any]:
@@ -281,21 +244,3 @@ def _locals(frame: FrameType, *names: str) -> list[Any]:
 def _owner(frame: FrameType) -> torch.nn.Module | None:
     owner = _locals(frame, "self")[0]
     return owner if isinstance(owner, torch.nn.Module) else None
-
-
-_NAMES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
-
-
-def names_around_minus(site: Site) -> tuple[str, str] | None:
-    """The names of both sides if the instruction is the minus of `a - b`; an empty one where it is no plain name."""
-    instructions = [found for found in dis.get_instructions(site.code) if found.opname != "CACHE"]
-    at = next((index for index, found in enumerate(instructions) if found.offset == site.lasti), None)
-    if at is None or at < 2 or instructions[at].opname != "BINARY_OP" or instructions[at].argrepr != "-":
-        return None
-    first, second = instructions[at - 2], instructions[at - 1]
-    if isinstance(second.argval, tuple) and len(second.argval) == 2:  # two names at once, from 3.13 on
-        return str(second.argval[0]), str(second.argval[1])
-    if second.opname not in _NAMES:
-        return None
-    left = str(first.argval) if first.opname in _NAMES else ""
-    return left, str(second.argval)
