@@ -33,7 +33,7 @@ def run_eagerly(
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return ()
     if torch.cuda.is_initialized():
-        return ()  # on a card the backend `aot_eager` compiled a graph again in each step after the replay
+        return ()  # a step run again takes memory of the card, which the run may need
     try:
         step = from_stack(frame, agent, include_failing=True)
         step.runner.thorough = _MAX_SECONDS_IN_REACH
