@@ -70,10 +70,18 @@ def _operand(value: Any) -> Operand | None:
 
 
 def _value(side: ast.expr, frame: Frame) -> Any:
-    """The value of one side; None where a function or a layer gave it, which is not called again."""
-    for node in ast.walk(side):
-        if isinstance(node, ast.Call):
-            owner = read(node.func.value, frame) if isinstance(node.func, ast.Attribute) else None
-            if not is_plain(owner):
-                return None
+    """The value of one side: of a name, or of attributes, items and methods of one, such as `batch["y"].float()`.
+
+    None for the result of an operator, a function or a layer, which is not computed again, and for a part of a tensor
+    with a gradient: the copy that is read here has none.
+    """
+    node = side
+    while not isinstance(node, ast.Name):
+        inner = node.func if isinstance(node, ast.Call) else node
+        if not isinstance(inner, ast.Attribute | ast.Subscript):
+            return None
+        owner = read(inner.value, frame)
+        if owner.requires_grad if is_plain(owner) else isinstance(node, ast.Call):
+            return None
+        node = inner.value
     return read(side, frame)

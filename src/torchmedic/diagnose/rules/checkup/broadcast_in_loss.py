@@ -19,7 +19,8 @@ from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
 
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-_ACTIVATIONS = ("SigmoidBackward", "TanhBackward", "ReluBackward", "ExpBackward", "SoftplusBackward")
+# Nodes that keep the shape of what a layer gave: activations, and the cast to float32 that is usual under autocast.
+_SAME_SHAPE = ("SigmoidBackward", "TanhBackward", "ReluBackward", "ExpBackward", "SoftplusBackward", "ToCopyBackward")
 Shape = tuple[int, ...]
 # Nodes that make a shape on purpose: whoever writes `a.unsqueeze(1) - b` wants all pairs.
 _RESHAPING = ("UnsqueezeBackward", "ViewBackward", "ReshapeAliasBackward", "ExpandBackward", "IndexBackward")
@@ -57,7 +58,7 @@ def _differs(graph: LossGraph, node: Node) -> tuple[Shape, Shape] | None:
         return None
     made = graph.nodes[node.behind[0]]
     maker = made
-    while maker.kind in _ACTIVATIONS and len(maker.behind) == 1:
+    while maker.kind in _SAME_SHAPE and len(maker.behind) == 1:
         maker = graph.nodes[maker.behind[0]]
     if made.shape is None or maker.kind in _RESHAPING or maker.birth is None or maker.birth.layer is None:
         return None
