@@ -8,7 +8,7 @@ import pytest
 from pages import check_failure, check_health, scripts
 from running import Finished, torchmedic
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def run_page(folder: Path, source: str) -> Finished:

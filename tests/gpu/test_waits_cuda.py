@@ -8,7 +8,7 @@ import pytest
 from pairs import plainly
 from running import marked_line, torchmedic
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 HEAD = """
 import time
