@@ -155,3 +155,30 @@ def test_the_cause_is_the_users_own_line(tmp_path: Path, package: str, source: s
     assert diagnosis.cause_location.line == marked_line(source), finished.stderr
     assert item in " ".join(place.label for place in diagnosis.locations), finished.stderr
     assert any(treatment.proven for treatment in diagnosis.treatments), finished.stderr
+
+
+LIBRARY_MODEL = """
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+config = BertConfig(
+    vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+    num_labels=3,  # <- setting
+)
+model = BertForSequenceClassification(config)
+model(input_ids=torch.randint(0, 50, (4, 6)), labels=torch.tensor([0, 1, 2, 3])).loss.backward()  # <- cause
+"""
+
+
+@pytest.mark.slow
+def test_a_layer_of_a_library_leads_to_the_users_setting(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    finished = run_script(tmp_path, LIBRARY_MODEL)
+
+    diagnosis = finished.only
+    assert diagnosis.code == "TM301", finished.stderr
+    lines = {place.role: place.line for place in diagnosis.locations if place.file == "train.py"}
+    assert lines == {
+        "cause": marked_line(LIBRARY_MODEL),
+        "origin": marked_line(LIBRARY_MODEL, "# <- setting"),
+    }, finished.stderr

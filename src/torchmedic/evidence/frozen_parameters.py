@@ -91,7 +91,10 @@ def _frozen_by(node: ast.AST, tree: ast.Module) -> ast.expr | None:
     """What a statement freezes: `model` of `model.requires_grad_(False)`, and of a loop over its parameters."""
     if isinstance(node, ast.Assign):
         target = node.targets[0]
-        off = isinstance(node.value, ast.Constant) and node.value.value is False
+        # A value that is computed can be False; a plain name is an argument of a function that is told to freeze.
+        off = (
+            node.value.value is False if isinstance(node.value, ast.Constant) else not isinstance(node.value, ast.Name)
+        )
         if not (off and isinstance(target, ast.Attribute) and target.attr == "requires_grad"):
             return None
         owner = target.value

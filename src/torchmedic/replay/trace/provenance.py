@@ -52,6 +52,7 @@ class Provenance(TorchFunctionMode):
         self._made_by: dict[int, int] = {}
         self._written_by: dict[int, int] = {}  # by address of the memory, for wrappers that torch does not show
         self._first_read: dict[int, int] = {}
+        self._before: dict[tuple[int, int], int] = {}  # by tensor and call in place: the call that made it before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -76,6 +77,8 @@ class Provenance(TorchFunctionMode):
         written = (name.endswith("_") or name.startswith("__i")) and name != "requires_grad_"
         for tensor in outputs:
             if written or not any(tensor is given for given in inputs):
+                if id(tensor) in self._made_by:
+                    self._before[id(tensor), number] = self._made_by[id(tensor)]
                 self._made_by[id(tensor)] = number
                 address = _address(tensor)
                 if address is not None:
@@ -99,15 +102,17 @@ class Provenance(TorchFunctionMode):
     def _ways(self, root: torch.Tensor) -> dict[int, list[torch.Tensor]]:
         """By their numbers, the calls that a tensor was computed by, with those of their results that lead to it."""
         found: dict[int, list[torch.Tensor]] = {}
-        pending = [root]
+        pending = [(root, self.maker_of(root))]
         while pending:
-            tensor = pending.pop()
-            number = self.maker_of(tensor)
+            tensor, number = pending.pop()
             if number is None or any(tensor is known for known in found.get(number, ())):
                 continue
             if number not in found:
-                pending.extend(given for given in self.calls[number].inputs if given is not tensor)
+                pending.extend(
+                    (given, self.maker_of(given)) for given in self.calls[number].inputs if given is not tensor
+                )
             found.setdefault(number, []).append(tensor)
+            pending.append((tensor, self._before.get((id(tensor), number))))
         return found
 
     def sources_behind(self, root: torch.Tensor) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ from torchmedic.source.lookup.layer_construction import (
 from torchmedic.source.lookup.origins import origin_of, user_argument
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.syntax import FUNCTIONS, callee, innermost, nodes_in, syntax_tree
-from torchmedic.source.user_code import relative
+from torchmedic.source.user_code import is_user_file, relative
 from torchmedic.source.user_variables import user_trees
 
 _MAX_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
@@ -46,9 +46,49 @@ def maker_of(tensor: torch.Tensor, size: int, frames: list[Frame]) -> torch.nn.M
 
 
 def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Location | None:
-    """The line that built a layer, also if an attribute of a trainer holds the model or a helper function built it."""
+    """The line that built a layer, also if an attribute of a trainer holds the model or a helper function built it.
+
+    For a layer that a library builds, the line is that of the user's setting.
+    """
     found = _built_at(frames, layer, label)
-    return found if found is None else _in_helper(found, type(layer).__name__, label) or found
+    if found is None:
+        return None
+    if not is_user_file(os.path.abspath(found.file)):
+        return _set_by_user(frames, layer, found, label) or found
+    return _in_helper(found, type(layer).__name__, label) or found
+
+
+def _set_by_user(frames: list[Frame], layer: torch.nn.Module, built: Location, label: str) -> Location | None:
+    """The only keyword in the user's files that has the name of a layer's size; else the call that built the model.
+
+    `nn.Linear(config.hidden_size, config.num_labels)` of a library leads to `BertConfig(num_labels=4)`.
+    """
+    size = 0 if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) else 1  # position among the arguments
+    calls = [
+        node
+        for node in nodes_in(syntax_tree(os.path.abspath(built.file)))
+        if isinstance(node, ast.Call) and node.lineno == built.line and callee(node) == type(layer).__name__
+    ]
+    match calls[0].args[size : size + 1] if calls else []:
+        case [ast.Attribute(attr=name) | ast.Name(id=name)]:
+            pass
+        case _:
+            name = ""
+    models = [root for root in roots(frames) if any(module is layer for module in root.modules())]
+    others = [getattr(getattr(model, "config", None), "attribute_map", None) for model in models]
+    names = {name, *(each.get(name, name) for each in others if isinstance(each, dict))}
+    given = [
+        (file, word)
+        for file, tree in user_trees()
+        for node in nodes_in(tree)
+        if isinstance(node, ast.Call)
+        for word in node.keywords
+        if word.arg in names
+    ]
+    if len(given) == 1:
+        return node_location("origin", *given[0], label)
+    made = [each for kind in {type(model).__name__ for model in models} for each in _calls_of(kind)]
+    return node_location("origin", made[0].file, made[0].call, label) if len(made) == 1 else None
 
 
 def _built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Location | None:

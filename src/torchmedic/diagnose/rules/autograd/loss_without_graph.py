@@ -219,6 +219,8 @@ def _all_frozen(failure: BackwardFailure, provenance: Provenance, root: torch.Te
 
 def _frozen(failure: BackwardFailure, used: list[torch.Tensor]) -> Finding | None:
     location = where_frozen(failure.evidence.frames, used)
+    if location is None and failure.caller is not None:
+        location = failure.caller.location("cause", "every parameter behind this loss is frozen")
     if location is None:
         return None
     finding = Finding(
