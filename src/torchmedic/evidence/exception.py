@@ -10,12 +10,7 @@ from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any
 
 from torchmedic.detect.failures.exceptions import Raised
-from torchmedic.detect.failures.exhaustion import (
-    Exhaustion,
-    exhaustion_of,
-    exhaustion_of_error,
-    is_out_of_memory,
-)
+from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of, exhaustion_of_error, is_out_of_memory
 from torchmedic.evidence.devices.cuda_setup import asked_beside
 from torchmedic.records import Location, Role
 from torchmedic.replay.step.step import Step, from_traceback, through_backward

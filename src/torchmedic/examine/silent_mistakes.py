@@ -29,11 +29,7 @@ def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said:
 
 
 def explain_first_steps(
-    graphs: Sequence[LossGraph],
-    unreached: Unreached | None,
-    frame: FrameType | None,
-    agent: ProcessContext,
-    said: Said,
+    graphs: Sequence[LossGraph], unreached: Unreached | None, frame: FrameType | None, agent: ProcessContext, said: Said
 ) -> None:
     """Explain what the graphs of the first steps show, or the parameters that got no gradient."""
     optimized = [

@@ -60,17 +60,10 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 # Collectives whose tensors must have the same shapes on all ranks. The "shape" of a new group is its members, that of a
 # backward the number of weights of the wrapped model.
 SAME_SHAPES = frozenset(
-    {
-        "all_reduce",
-        "broadcast",
-        "reduce",
-        "all_gather",
-        "all_gather_single",
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "new_group",
-        "backward",
-    }
+    (
+        "all_reduce broadcast reduce all_gather all_gather_single reduce_scatter reduce_scatter_single new_group "
+        "backward"
+    ).split()
 )
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 # Marks of a step of DistributedDataParallel; neither is a collective. `backward` stands for the collectives that torch

@@ -22,22 +22,7 @@ _ENQUEUES = frozenset(["put", "put_nowait", "push", "push_back", "enqueue"])
 ADDING_METHODS = _GROWS | _ENQUEUES | {"add_param_group"}
 # Methods of an object that keeps what it is given, to judge by the name alone.
 STORING_METHODS = frozenset(
-    [
-        "store",
-        "record",
-        "remember",
-        "save",
-        "log",
-        "write",
-        "register",
-        "collect",
-        "track",
-        "cache",
-        "send",
-        "emit",
-        "callback",
-        "enter_context",
-    ]
+    "store record remember save log write register collect track cache send emit callback enter_context".split()
 )
 # Methods that take something out, or start anew. `seek` and `truncate` do that to a buffer.
 TAKING_METHODS = frozenset(

@@ -59,11 +59,7 @@ def read_stacks(path: Path) -> tuple[str, tuple[ThreadStack, ...]]:
         elif threads and (match := _FRAME.match(line)):
             number = match["line"]
             threads[-1][1].append(
-                StackFrame(
-                    file=match["file"],
-                    line=int(number) if number.isdigit() else 0,
-                    function=match["function"],
-                )
+                StackFrame(file=match["file"], line=int(number) if number.isdigit() else 0, function=match["function"])
             )
         elif line.startswith("Extension modules"):
             break

@@ -35,15 +35,7 @@ Kind = Literal[
 
 # After one of these the CUDA context is lost: every later call to the device fails with the same words.
 _STICKY: frozenset[Kind] = frozenset(
-    (
-        "device_assert",
-        "illegal_address",
-        "misaligned_address",
-        "launch_failure",
-        "launch_timeout",
-        "ecc",
-        "hardware",
-    )
+    "device_assert illegal_address misaligned_address launch_failure launch_timeout ecc hardware".split()
 )
 
 
@@ -82,10 +74,7 @@ _RUNTIME = (
         "insufficient_driver",
     ),
     _Known(
-        35,
-        "InsufficientDriver",
-        "CUDA driver version is insufficient for CUDA runtime version",
-        "insufficient_driver",
+        35, "InsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version", "insufficient_driver"
     ),
     _Known(
         803,

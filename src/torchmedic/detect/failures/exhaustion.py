@@ -24,12 +24,7 @@ _UNITS = {
     "GB": 1 << 30,
 }
 _SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>bytes|B|[KMGTPE]i?B)"
-_HOST_WORDS = (
-    "DefaultCPUAllocator",
-    "Storage size calculation overflowed",
-    "std::bad_alloc",
-    "Cannot allocate memory",
-)
+_HOST_WORDS = ("DefaultCPUAllocator", "Storage size calculation overflowed", "std::bad_alloc", "Cannot allocate memory")
 _NO_SPACE = "No space left on device"
 # Memory that processes share, by the words of torch, of its manager and of NCCL, and by the names of their files.
 _SHARED = re.compile(r"shared memory|\bshm\b|</torch_\d|/dev/shm|torch_shm_manager")

@@ -95,10 +95,7 @@ def _told_the_device(split: Split, reason: Reason) -> Iterator[Edit]:
     inside = [call for call in calls if any(part is call for part in ast.walk(statement))]
     outermost = [call for call in inside if not any(call is not other and _in(call, other) for other in inside)]
     changes = [(call, _on_device(reason.file, call, word)) for call in outermost]
-    yield Edit(
-        whole(spot_of_node(reason.file, calls[0]), statement),
-        rewritten(reason.file, statement, changes),
-    )
+    yield Edit(whole(spot_of_node(reason.file, calls[0]), statement), rewritten(reason.file, statement, changes))
 
 
 def _in(part: ast.AST, node: ast.AST) -> bool:

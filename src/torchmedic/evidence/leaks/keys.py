@@ -91,13 +91,7 @@ def _is_called_with_counter(held: Held, files: list[str], *, strictly: bool) -> 
 
 
 def _is_counter(
-    key: ast.expr,
-    path: Path,
-    file: str,
-    files: list[str],
-    depth: int = _MAX_ASSIGNMENTS,
-    *,
-    strictly: bool = False,
+    key: ast.expr, path: Path, file: str, files: list[str], depth: int = _MAX_ASSIGNMENTS, *, strictly: bool = False
 ) -> bool:
     """Whether a key is made from a counter; `strictly`: it is a counter, and not only looked up by one."""
     parts = list(_parts_of_value(key) if strictly else ast.walk(key))

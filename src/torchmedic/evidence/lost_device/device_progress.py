@@ -12,10 +12,7 @@ from torchmedic.source.live_frames import Frame, place
 from torchmedic.source.user_code import is_user_file
 
 # What the device was at between two marks, in words: the phases of a step by the mark that ends them.
-_UNDER_WAY = {
-    "backward": "the forward pass or the loss",
-    "update": "the backward pass",
-}
+_UNDER_WAY = {"backward": "the forward pass or the loss", "update": "the backward pass"}
 
 
 class Trail(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,11 +132,7 @@ class Autopsy:
     def retained(self) -> list[Retained]:
         """Graphs of earlier steps that somebody holds."""
         return retained_graphs(
-            self.found,
-            self.book,
-            self._carried,
-            self._backward,
-            lambda: is_differentiated(callers_of(self.evidence)),
+            self.found, self.book, self._carried, self._backward, lambda: is_differentiated(callers_of(self.evidence))
         )
 
     @property

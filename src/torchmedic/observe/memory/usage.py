@@ -95,11 +95,7 @@ class MemorySeries:
     """Takes the readings of the gauge and writes down some of them."""
 
     def __init__(
-        self,
-        write: Callable[..., object],
-        where: Callable[[], tuple[int, str]],
-        press: Callable[[], None],
-        most: int,
+        self, write: Callable[..., object], where: Callable[[], tuple[int, str]], press: Callable[[], None], most: int
     ) -> None:
         self._write = write
         self._where = where

@@ -157,11 +157,7 @@ def _splits(data: RunData) -> Iterator[MemoryPicture]:
             block = holders.memory_split(autopsy, _known(data), lines=not data.confidential)
             if block is not None:
                 yield MemoryPicture(
-                    process=process.name,
-                    block=block,
-                    plot=charts.icicle(block),
-                    asked=autopsy.asked,
-                    step=autopsy.step,
+                    process=process.name, block=block, plot=charts.icicle(block), asked=autopsy.asked, step=autopsy.step
                 )
 
 
@@ -178,11 +174,7 @@ def _waits(data: RunData) -> Iterator[WaitPicture]:
         found = holders.waiters(stall, _known(data))
         if found:
             yield WaitPicture(
-                waiters=found,
-                graph=charts.wait_graph(found),
-                still=stall.still,
-                step=stall.step,
-                phase=stall.phase,
+                waiters=found, graph=charts.wait_graph(found), still=stall.still, step=stall.step, phase=stall.phase
             )
 
 

@@ -26,14 +26,7 @@ from torchmedic.supervise.attach.targets import is_helper
 LONG_SECONDS = 10.0  # a process that has not run for this long does not just wait for the next batch
 # Rules whose finding cannot end by itself: a hang at the first look.
 _CERTAIN_HANGS = frozenset(
-    {
-        "thread-deadlock",
-        "lock-inherited-through-fork",
-        "queue-not-drained",
-        "waiting-for-input",
-        "stopped-process",
-        "gpu-lost",
-    }
+    "thread-deadlock lock-inherited-through-fork queue-not-drained waiting-for-input stopped-process gpu-lost".split()
 )
 _WORK: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 _STATES = {"R": "runs", "T": "is stopped by a signal", "t": "is stopped by a debugger", "Z": "is dead"}

@@ -50,10 +50,7 @@ def with_waits(views: Iterable[ProcessView], *, proc: Path = PROC) -> tuple[Proc
         files = [wait for thread in view.threads for wait in _waits(view, thread, proc)]
         filled.append(
             msgspec.structs.replace(
-                view,
-                futexes=futex_waits(view, proc=proc),
-                files=tuple(files),
-                locks=_locks(view, files, proc),
+                view, futexes=futex_waits(view, proc=proc), files=tuple(files), locks=_locks(view, files, proc)
             )
         )
     return _with_peers(filled, proc)
@@ -153,11 +150,7 @@ def _with_peers(views: list[ProcessView], proc: Path) -> tuple[ProcessView, ...]
 
 
 def _with_peer(
-    pid: int,
-    wait: FileWait,
-    ends: dict[str, sockets.Socket],
-    held: dict[str, list[open_files.OpenFile]],
-    proc: Path,
+    pid: int, wait: FileWait, ends: dict[str, sockets.Socket], held: dict[str, list[open_files.OpenFile]], proc: Path
 ) -> FileWait:
     end = ends.get(wait.target)
     if end is not None:

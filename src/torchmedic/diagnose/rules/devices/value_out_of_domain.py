@@ -155,13 +155,7 @@ def _of_distribution(evidence: RaisedEvidence) -> Domain | None:
     if strays is None:
         return None
     return Domain(
-        op=owner,
-        name=name,
-        must=_words(constraint),
-        value=given,
-        strays=strays,
-        advice=advice,
-        as_a_whole=as_a_whole,
+        op=owner, name=name, must=_words(constraint), value=given, strays=strays, advice=advice, as_a_whole=as_a_whole
     )
 
 
