@@ -34,11 +34,7 @@ def run_folder(run: str, base: Path) -> Path:
 
 
 def report_text(folder: Path, style: ReportFormat = "prompt", tokens: int = 1500) -> str:
-    """The diagnoses of a run as text.
-
-    Raises:
-        UnreadableRun: The folder holds no report.
-    """
+    """The diagnoses of a run as text. Raises UnreadableRun if the folder holds no report."""
     from torchmedic.report import formats
     from torchmedic.supervise.abandoned import read_report
 
@@ -67,11 +63,7 @@ def explanation(code: str) -> str:
 
 
 def incident(report: Report, number: int) -> Diagnosis:
-    """A diagnosis by its place in the report.
-
-    Raises:
-        UsageError: There is no such diagnosis.
-    """
+    """A diagnosis by its place in the report. Raises UsageError if there is no such diagnosis."""
     if not 0 <= number < len(report.diagnoses):
         raise UsageError(f"there is no incident {number}: the run has {len(report.diagnoses)}, counted from 0")
     return report.diagnoses[number]

@@ -43,11 +43,7 @@ def verb(arguments: Sequence[str], base: Path, seconds: float) -> tuple[int, str
 
 
 def verb_json(arguments: Sequence[str], base: Path, seconds: float) -> dict[str, Any]:
-    """Run a verb that prints JSON.
-
-    Raises:
-        TorchmedicError: It prints none; the text is what it said instead.
-    """
+    """Run a verb that prints JSON. Raises TorchmedicError with the other text if it prints none."""
     _, out, err = verb(arguments, base, seconds)
     try:
         found = json.loads(out)
@@ -147,11 +143,7 @@ class Runs:
 
 
 def try_cure(folder: Path, patch: str, seconds: float = 180.0) -> dict[str, Any]:
-    """Run the failing step of a held run with a patch.
-
-    Raises:
-        TorchmedicError: No step is held.
-    """
+    """Run the failing step of a held run with a patch. Raises TorchmedicError if no step is held."""
     steps = held.held_steps(folder)
     if not steps:
         raise TorchmedicError(

@@ -14,14 +14,7 @@ from torchmedic.replay.trace.operations import storage_of
 def leaf_name(
     tensor: torch.Tensor, runner: Runner | None, batch: Iterable[torch.Tensor], variables: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """The kind of a leaf (`parameter`, `buffer`, `batch`, `tensor`) and its name, the latter empty if it has none.
-
-    Args:
-        tensor: The leaf.
-        runner: Knows the modules of the step, where there is one.
-        batch: The tensors of the batches under way.
-        variables: Of the replayed step.
-    """
+    """The kind of a leaf (`parameter`, `buffer`, `batch`, `tensor`) and its name, the latter empty if it has none."""
     storage = storage_of(tensor)
     if runner is not None:
         for module in runner.modules:

@@ -124,12 +124,7 @@ def _is_reproduced(evidence: NumbersEvidence, call: KeptBackward | None) -> bool
 
 
 def suspects(calls: list[KeptBackward], bad: KeptBackward | None) -> list[KeptBackward]:
-    """The calls that may have made the bad gradient, the likeliest first; the one with the bad loss comes last.
-
-    Args:
-        calls: In order, as many as were kept.
-        bad: The first call whose loss was not finite.
-    """
+    """The calls that may have made the bad gradient, the likeliest first; the one with the bad loss comes last."""
     if bad is None or bad not in calls:
         return []
     at = calls.index(bad)

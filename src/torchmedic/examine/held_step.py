@@ -16,13 +16,7 @@ from torchmedic.source.segment.cut import CannotCut
 
 
 def hold(step: Callable[[], Step | None], diagnosis: Diagnosis, agent: ProcessContext) -> None:
-    """Wait for patches, if the run was started so; returns when the time is up or the process is released.
-
-    Args:
-        step: Gives the failing step; called only if it is held.
-        diagnosis: What was found.
-        agent: The process.
-    """
+    """Wait for patches, if the run was started so; returns when the time is up or the process is released."""
     seconds = held.seconds_to_hold(agent.run)
     if not seconds or diagnosis.severity != "error":
         return

@@ -33,14 +33,7 @@ def explain_noticed_loss(error: BaseException, frame: FrameType, agent: ProcessC
 def explain_loss(
     error: BaseException, fault: DeviceFault, agent: ProcessContext, frame: FrameType | None = None
 ) -> None:
-    """Explain a dead device once; what comes later is its echo.
-
-    Args:
-        error: What the host was told.
-        fault: What kind of failure that is.
-        agent: The watched process.
-        frame: Where the loss was noticed, if no exception has come out of the user's code yet.
-    """
+    """Explain a dead device once; what comes later is its echo."""
     batches = agent.batches.recent()
     incident = raised(error, agent)
     folder = agent.open()

@@ -31,11 +31,7 @@ _IN_PLACE = {ast.And: "iand", ast.Or: "ior", ast.BitAnd: "iand", ast.BitOr: "ior
 
 
 def program(evidence: RaisedEvidence, header: Recipe) -> Program:
-    """The failing call of a step that raised.
-
-    Raises:
-        NotRecordable: There is no such call; the text is the reason.
-    """
+    """The failing call of a step that raised. Raises NotRecordable with the reason if there is no such call."""
     reason = _hopeless(evidence)
     if reason:
         raise NotRecordable(reason)

@@ -20,13 +20,7 @@ Place = tuple[str, int]  # an input and one of its dimensions
 
 
 def shrunk(program: Program, budget: Budget | None = None, *, enough: int | None = None) -> Program:
-    """A smaller program that fails in the same way, or the program itself.
-
-    Args:
-        program: The failing program.
-        budget: The limits of the search.
-        enough: Stop at a program of at most this many bytes.
-    """
+    """A smaller program that fails in the same way, or the program itself."""
     shrinker = Shrinker(program, budget or Budget(), enough)
     if not program.holds():
         return program

@@ -80,11 +80,7 @@ class Frame:
         return dis.opname[code[self._lasti]] if 0 <= self._lasti < len(code) else ""
 
     def lookup(self, name: str) -> Any:
-        """A variable as this frame sees it.
-
-        Raises:
-            KeyError: There is none of that name, or its value is gone.
-        """
+        """A variable as this frame sees it. Raises KeyError if there is none of that name, or its value is gone."""
         if name in self._inlined_names:
             raise KeyError(name)
         if name in self.variables:

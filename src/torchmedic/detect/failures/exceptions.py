@@ -31,11 +31,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def process(self) -> ProcessContext:
-        """The training process.
-
-        Raises:
-            CannotCut: There is none, so that nothing can be replayed.
-        """
+        """The training process. Raises CannotCut if there is none, so that nothing can be replayed."""
         if self.agent is None:
             raise CannotCut("a DataLoader worker runs no training step")
         return self.agent

@@ -150,12 +150,7 @@ def _is_at(node: ast.expr, frame: FrameType) -> bool:
 
 
 def may_be_given_up(growth: Growth, frames: list[FrameType]) -> bool:
-    """Whether a `for` loop around the innermost loop is still in the turn in which the holder was first seen to grow.
-
-    Args:
-        growth: The growth of the holder.
-        frames: The user's frames that run, the innermost first.
-    """
+    """Whether a `for` loop around the innermost one is still in the turn in which the holder was first seen to grow."""
     now = {place: value for loop, place, value in list(_turns(frames))[1:] if isinstance(loop, ast.For)}
     if len(_first_turns) >= _MAX_HOLDERS:
         _first_turns.clear()

@@ -165,12 +165,7 @@ class _Leaf(NamedTuple):
 
 
 def giant_sample(evidence: RaisedEvidence, asked: int | None) -> Giant | None:
-    """The sample that is far larger than the others of the batch that was being put together when memory ran out.
-
-    Args:
-        evidence: Of the exception.
-        asked: How much was asked for, if that is known.
-    """
+    """The sample that is far larger than the others of the batch that was being put together when memory ran out."""
     frame = next((each for each in evidence.frames if is_fetch(each.file) and each.function == "fetch"), None)
     inner = evidence.frames[evidence.frames.index(frame) + 1 :] if frame is not None else []
     samples = frame.variables.get("data") if frame is not None else None

@@ -27,13 +27,7 @@ _MAX_ANSWER_BYTES = 1 << 20
 def seen_by_copy(
     look: Callable[[], bytes], at_end: Callable[[], None] = lambda: None, longest: float = _MAX_SECONDS
 ) -> bytes:
-    """What a function gives in a forked copy of this process; nothing where that cannot be had.
-
-    Args:
-        look: Called with the soft limits of memory lifted.
-        at_end: Called in the copy, before it goes.
-        longest: Seconds to wait for the answer, at most.
-    """
+    """What a function gives in a forked copy of this process; nothing where that cannot be had."""
     sizes = headroom.sizes()
     reading, writing = os.pipe()
     try:

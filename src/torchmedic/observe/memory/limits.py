@@ -35,12 +35,7 @@ class Setter(NamedTuple):
 
 
 def refusing(memory: HostMemory, asked: int | None) -> Bound | None:
-    """The limit that an allocation exceeded; None where none did, or where no host of this size could have granted it.
-
-    Args:
-        memory: Of the process, when it was refused.
-        asked: How much was asked for, if that is known.
-    """
+    """The limit that an allocation exceeded; None where none did, or where the host is too small for it anyway."""
     host = None if memory.total is None else memory.total + (memory.swap or 0)
     if asked is not None and host is not None and (memory.resident or 0) + asked > host:
         return None

@@ -82,11 +82,7 @@ class Seal:
         return threading.get_ident() not in self._others
 
     def refuse(self, what: str) -> None:
-        """Raise, and remember it.
-
-        Raises:
-            Refused: Always.
-        """
+        """Raise `Refused`, and remember it."""
         self.refused = what
         self.count += 1
         raise Refused(f"a replay must not do `{what}` again")
@@ -97,11 +93,7 @@ _has_hook = False
 
 
 def refuse(what: str) -> None:
-    """Raise, where a replay is under way.
-
-    Raises:
-        Refused: A replay must not do this again.
-    """
+    """Raise `Refused` where a replay is under way: a replay must not do this again."""
     if _seal is not None:
         _seal.refuse(what)
 

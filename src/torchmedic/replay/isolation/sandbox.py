@@ -111,11 +111,7 @@ def time_limit(usual_step: float) -> float:
 
 
 def check_memory() -> None:
-    """Raise before memory runs out.
-
-    Raises:
-        ReplayTooBig: On the host, or on the current CUDA device.
-    """
+    """Raise `ReplayTooBig` before memory runs out, on the host or on the current CUDA device."""
     memory = psutil.virtual_memory()
     if memory.available < _MIN_FREE_HOST * memory.total:
         raise ReplayTooBig

@@ -26,13 +26,7 @@ _LIBRARIES = ("torch", "builtins", "math", "functools", "itertools", "operator")
 def reusable_result(
     statement: ast.stmt, segment: Iterable[ast.stmt], variables: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """What a statement gave its names, if that can be taken over; None where it must be run again.
-
-    Args:
-        statement: One of the segment.
-        segment: All of its statements.
-        variables: Of the frame, as they are now.
-    """
+    """What a statement gave its names, if that can be taken over; None where it must be run again."""
     if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
         return None
     names = _plain_targets(statement)

@@ -39,13 +39,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_split(autopsy: Autopsy, known: Collection[str] = (), *, lines: bool = True) -> Block | None:
-    """What was in memory when it ran out: headings, and below saved activations the lines that saved them.
-
-    Args:
-        autopsy: The record of the run.
-        known: Names of files as the report has them.
-        lines: Whether source lines may be named.
-    """
+    """What was in memory when it ran out: headings, and below saved activations the lines that saved them."""
     rows = sorted(((size, name) for name, size in autopsy.rows.items() if size > 0), reverse=True)
     whole = sum(size for size, _ in rows)
     if not whole:

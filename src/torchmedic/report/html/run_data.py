@@ -124,11 +124,7 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(run: Path) -> RunData:
-    """Read a run folder, or a `report.json` alone.
-
-    Raises:
-        UnreadableRun: There is no report, or it is damaged.
-    """
+    """Read a run folder, or a `report.json` alone. Raises UnreadableRun if there is no report, or it is damaged."""
     report = files.read_report(run)
     folder = run if run.is_dir() else run.parent
     hidden = is_confidential(folder)

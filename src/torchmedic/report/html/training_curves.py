@@ -19,13 +19,7 @@ _Points = dict[int, float]  # value by step
 
 
 def training_curves(process: Process, found: Sequence[Diagnosis], known: Collection[str]) -> list[Curve]:
-    """The curves that tell something; a learning rate that never changes is a fact and no curve.
-
-    Args:
-        process: The process, with its recorded points.
-        found: The diagnoses of its rank.
-        known: Names of files as the report has them.
-    """
+    """The curves that tell something; a learning rate that never changes is a fact and no curve."""
     marks = tuple(
         Mark(x=float(each.step), text=f"{each.code}, step {each.step}")
         for each in found

@@ -161,15 +161,7 @@ class _Made(NamedTuple):
 def constructed_at(
     role: Role, kind: type, numbers: tuple[int, ...], built: Location | None, label: str
 ) -> Location | None:
-    """The one call that can have built a layer; None where several can.
-
-    Args:
-        role: Of the location.
-        kind: The class of the layer.
-        numbers: Its first arguments, as far as they are known.
-        built: The line that is known to have built it, perhaps through a helper.
-        label: Of the location.
-    """
+    """The one call that can have built a layer; None where several can."""
     fitting = [each for each in _calls_of(kind.__name__) if _fits(each.call, numbers)]
     here = [each for each in fitting if built is not None and _is_at(each, built)]
     if len(here) == 1:

@@ -48,13 +48,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
-    """Look at a process and its descendants for some seconds.
-
-    Args:
-        pid: The process.
-        seconds: Length of the look in seconds.
-        native: Whether py-spy may stop each process for a moment to read C frames.
-    """
+    """Look at a process and its descendants for some seconds."""
     begun = time.monotonic()
     before = tree.tree(pid)
     python = {view.pid for view in before if targets.is_python(view)}

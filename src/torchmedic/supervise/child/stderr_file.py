@@ -45,11 +45,7 @@ class Stream:
 
 
 class StderrFile(Stream):
-    """Reads the file from its end at the start of the child.
-
-    Raises:
-        OSError: The file may not be read.
-    """
+    """Reads the file from its end at the start of the child. Raises OSError if the file may not be read."""
 
     pause = TICK_SECONDS  # a dying process waits for what the kernels have said
 

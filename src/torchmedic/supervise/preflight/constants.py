@@ -62,11 +62,7 @@ class Constants:
             return None
 
     def value(self, node: ast.expr | None, depth: int = 0) -> Any:
-        """The value of an expression.
-
-        Raises:
-            Unknown: The source does not show it.
-        """
+        """The value of an expression. Raises Unknown if the source does not show it."""
         if node is None or depth > _MAX_DEPTH:
             raise Unknown
         match node:

@@ -46,11 +46,7 @@ class ScriptFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_facts(script: Path, cores: int | None = None) -> ScriptFacts:
-    """Read a script and the modules beside it.
-
-    Raises:
-        UsageError: The script does not exist, or is not Python.
-    """
+    """Read a script and the modules beside it. Raises UsageError if the script does not exist, or is not Python."""
     sources = read_script(script)
     constants = Constants((source.tree for source in sources), cores)
     nodes = [(source, node) for source in sources for node in ast.walk(source.tree)]

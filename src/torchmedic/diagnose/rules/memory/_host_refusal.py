@@ -232,12 +232,7 @@ class Unfinished(NamedTuple):
 
 
 def unfinished_list(evidence: RaisedEvidence, asked: int | None) -> Unfinished | None:
-    """The line that was collecting, if much of the memory went away when it failed.
-
-    Args:
-        evidence: Of the exception.
-        asked: How much was asked for, if that is known.
-    """
+    """The line that was collecting, if much of the memory went away when it failed."""
     sizes = headroom.sizes()
     most, now = sizes.get("VmHWM", 0), sizes.get("VmRSS", 0)
     gone = max(0, most - now) + _free_in_heap()

@@ -92,14 +92,7 @@ def _is_counted(name: ast.expr, body: list[ast.stmt]) -> bool:
 
 
 def begins_again(start: Site, starts: list[Site], puts: list[Site], files: list[str]) -> bool:
-    """Whether a line makes a holder anew again and again.
-
-    Args:
-        start: The line.
-        starts: All lines that make the holder anew.
-        puts: The lines that fill it.
-        files: The user's.
-    """
+    """Whether a line makes a holder anew again and again."""
     if any(isinstance(node, ast.If) and _asks_for_none(node.test, start.node) for node in start.path):
         return False  # `if ema is None: ema = loss`
     targets = list(flat(getattr(start.node, "targets", [])))

@@ -27,12 +27,7 @@ _HOOK_METHODS = {
 
 
 def traffic(held: Held, files: Iterable[str]) -> Traffic:
-    """Every line that may change a holder, those that put tensors in before those that put in numbers.
-
-    Args:
-        held: The holder.
-        files: Of the user's.
-    """
+    """Every line that may change a holder, those that put tensors in before those that put in numbers."""
     known = list(dict.fromkeys([held.file, *files])) if held.file else list(files)
     if held.kind == "hooks":
         return of_hooks(held, known)

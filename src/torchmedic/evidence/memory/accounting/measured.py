@@ -71,12 +71,7 @@ def refusal_of(exhaustion: Exhaustion) -> Refusal | None:
 
 
 def measure(exhaustion: Exhaustion, addresses: Iterable[int] = ()) -> Measured:
-    """Read the use of memory now, without an allocation.
-
-    Args:
-        exhaustion: What ran out.
-        addresses: Addresses of the storages that the book knows.
-    """
+    """Read the use of memory now, without an allocation."""
     if not exhaustion.on_device:
         return _of_host()
     if exhaustion.where == "cuda" and torch.cuda.is_initialized():

@@ -249,11 +249,7 @@ class SharedHolding(NamedTuple):
 
 
 def shared_holdings(frames: Iterable[FrameType]) -> list[SharedHolding]:
-    """The names that hold tensors in shared memory, the biggest first. A storage counts for the first name only.
-
-    Args:
-        frames: The frames that the exception came through, innermost first.
-    """
+    """The names that hold tensors in shared memory, the biggest first. A storage counts for the first name only."""
     found: dict[str, SharedHolding] = {}
     seen: set[int] = set()
     for tensor, holder in held_tensors(frames):

@@ -40,11 +40,7 @@ class Course(NamedTuple):
 
 
 class LiveBytes:
-    """Bytes that are alive now, and the most that ever were.
-
-    Args:
-        wanted: Whether a device counts.
-    """
+    """Bytes that are alive now, and the most that ever were."""
 
     def __init__(self, wanted: Callable[[torch.device], bool] | None = None) -> None:
         self.now = 0
@@ -114,11 +110,6 @@ def between(one: Course, two: Course, share: float) -> Course | None:
 
     What a step makes grows with its batch in a straight line, storage by storage: the course of two batch sizes tells
     that of every other.
-
-    Args:
-        one: The course of one step.
-        two: The course of another.
-        share: 0 for the first, 1 for the second.
     """
     if one.events != two.events:
         return None

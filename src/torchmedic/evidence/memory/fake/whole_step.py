@@ -127,11 +127,7 @@ class WholeStep(FakeRunner):
         return [tensor for value in stale for tensor in tensors_in(value)]
 
     def count(self, change: Change, deadline: float) -> Counting:
-        """Play the step.
-
-        Raises:
-            Exception: Fakes could not follow it, or not in time.
-        """
+        """Play the step. Raises an exception if fakes cannot follow it, or not in time."""
         ledger = Counting(self.fakes, self.names(), deadline, LiveBytes(self.wanted))
         left = self.left_over()
         with contextlib.ExitStack() as stack:

@@ -179,12 +179,7 @@ def _is(node: ast.expr, wanted: tuple[str, ...], holder: Holder) -> bool:
 
 
 def given_at(holder: Holder, trees: Iterable[tuple[str, ast.Module]]) -> Iterator[tuple[str, ast.Call]]:
-    """The calls that may have put something there, with their files.
-
-    Args:
-        holder: An attribute of a module whose class is not the user's.
-        trees: The files of the user's where its owner may be known.
-    """
+    """The calls that may have put something there, with their files."""
     owner = holder.parent
     if not isinstance(owner, torch.nn.Module) or is_users(type(owner)):
         return

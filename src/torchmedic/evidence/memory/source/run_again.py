@@ -26,13 +26,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torch.nn.Module] = ()) -> bool:
-    """Whether a loop that the failure came out of leads to this line.
-
-    Args:
-        filler: The line.
-        frames: The frames of the failure, outermost first.
-        modules: The living modules, for their hooks.
-    """
+    """Whether a loop that the failure came out of leads to this line."""
     around = _functions_around(filler.file, filler.node.lineno)
     calls: dict[str, set[str]] | None = None
     for position, frame in enumerate(frames):
