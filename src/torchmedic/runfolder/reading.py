@@ -49,7 +49,7 @@ def read(path: Path, most: int = MAX_BYTES, *, follow: bool = False, cut: bool =
 
 
 def decode(data: bytes, kind: type[_Record]) -> _Record:
-    """A record from JSON. Raises msgspec.DecodeError if the JSON is damaged, nested too deeply, or not such a record."""
+    """A record from JSON. Raises msgspec.DecodeError if the JSON is damaged, nested too deeply, or no such record."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:

@@ -32,7 +32,7 @@ _MAX_DRIVER_SECONDS = 15.0
 
 
 def examine(path: Path | None) -> list[Finding]:
-    """Check the host, and a script if one is given. Raises UsageError if the script does not exist, or is not Python."""
+    """Check the host, and a script if one is given. Raises UsageError if it does not exist, or is not Python."""
     pressure = host_pressure.read()
     facts = read_facts(path, pressure.cpus) if path is not None else None
     environ = {**os.environ, **(facts.settings if facts is not None else {})}
