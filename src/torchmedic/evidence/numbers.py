@@ -9,8 +9,7 @@ from typing import Literal
 
 from torchmedic.detect.failures.nonfinite import NonFinite
 from torchmedic.evidence.divergence import Divergence
-from torchmedic.evidence.leaf_names import leaf_name
-from torchmedic.evidence.weight_stand_ins import ExchangedWeights
+from torchmedic.evidence.weight_stand_ins import ExchangedWeights, leaf_name
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.observe.step.tensors import tensors_in

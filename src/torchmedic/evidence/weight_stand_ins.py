@@ -1,4 +1,6 @@
-"""Weights that are already NaN, replaced for a while: the step is then run as it might have been one step before.
+"""Tensors that a step finds: their names, and weights that are already NaN, replaced for a while.
+
+The step is then run as it might have been one step before.
 
 A gradient of a finite loss that is not finite is noticed on a GPU only when the weights are spoiled. Where a copy of an
 earlier step was kept, they are exchanged for it. Else something plausible stands in: what made the bad gradient is most
@@ -7,10 +9,14 @@ often in the data and the formula, and not in the values of the weights, so that
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import torch
 
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.replay.step.runner import Runner
+from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.objects.finite import is_finite
 
 
@@ -90,3 +96,30 @@ def _plausible(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor
     fan_in = max(1, tensor.numel() // tensor.shape[0])
     noise: torch.Tensor = torch.randn(tensor.shape, generator=generator) / fan_in**0.5
     return noise.to(device=tensor.device, dtype=tensor.dtype)
+
+
+def leaf_name(
+    tensor: torch.Tensor, runner: Runner | None, batch: Iterable[torch.Tensor], variables: Mapping[str, Any]
+) -> tuple[str, str]:
+    """The kind of a leaf (`parameter`, `buffer`, `batch`, `tensor`) and its name, the latter empty if it has none."""
+    storage = storage_of(tensor)
+    if runner is not None:
+        for module in runner.modules:
+            for name, value in module.named_parameters():
+                if storage_of(value) == storage:
+                    return "parameter", name
+            for name, buffer in module.named_buffers():
+                if storage_of(buffer) == storage:
+                    return "buffer", name
+        if any(storage_of(value) == storage for value in [*runner.parameters, *runner.loose_leaves]):
+            return "parameter", _variable(storage, variables)
+    if any(storage_of(value) == storage for value in batch):
+        return "batch", _variable(storage, variables)
+    return "tensor", _variable(storage, variables)
+
+
+def _variable(storage: int | None, variables: Mapping[str, Any]) -> str:
+    return next(
+        (name for name, value in variables.items() if isinstance(value, torch.Tensor) and storage_of(value) == storage),
+        "",
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.evidence.memory.fake.operands import tensors_of
+from torchmedic.evidence.memory.fake.known_values import tensors_of
 from torchmedic.evidence.memory.fake.recurrent import answer as recurrent
 from torchmedic.fit.cards import Card
 from torchmedic.records.fit import Trace

@@ -20,8 +20,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchmedic.evidence.memory.fake.known_values import host_result, remember
-from torchmedic.evidence.memory.fake.operands import exchanged, tensors_of
+from torchmedic.evidence.memory.fake.known_values import exchanged, host_result, remember, tensors_of
 from torchmedic.fit.answers import ANSWERS, foreach, passing_bytes
 from torchmedic.fit.cards import Card
 from torchmedic.fit.fake_device import DEVICE, FakeMode

@@ -20,8 +20,7 @@ from torchmedic.fit.cards import Card
 from torchmedic.fit.changes import Change, Literal, applied
 from torchmedic.fit.fake_device import pretended
 from torchmedic.fit.machine import Ended, Machine
-from torchmedic.fit.modules import faked_modules
-from torchmedic.fit.overrides import cuda_kernels
+from torchmedic.fit.modules import cuda_kernels, faked_modules
 from torchmedic.fit.steps import Done, Steps
 from torchmedic.records.fit import Trace
 from torchmedic.replay.shadow.fake_cuda import replaced

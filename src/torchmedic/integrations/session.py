@@ -26,7 +26,7 @@ from torchmedic.observe.failures.hostile_exceptions import set_traceback, traceb
 from torchmedic.observe.failures.shown_tracebacks import with_callers, without_our_frames
 from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.plain_text import visible
-from torchmedic.report.emit import Emitter
+from torchmedic.report.formats import Emitter
 from torchmedic.runfolder import events, files
 from torchmedic.runfolder.confidential import in_use, shown_fault
 from torchmedic.settings import Settings, load, rank, working_folder

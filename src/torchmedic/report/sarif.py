@@ -13,7 +13,7 @@ from torchmedic import __version__
 from torchmedic.diagnose import catalogue
 from torchmedic.records import Diagnosis, Location, Report, Treatment
 from torchmedic.records.plain_text import visible
-from torchmedic.report.patches import Hunk, hunks
+from torchmedic.report.frames import Hunk, hunks
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.records.plain_text import one_line
-from torchmedic.report.frames import Frame, frames
-from torchmedic.report.patches import hunks
+from torchmedic.report.frames import Frame, frames, hunks
 from torchmedic.runfolder import files
 
 _SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}

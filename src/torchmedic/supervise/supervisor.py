@@ -19,7 +19,7 @@ from torchmedic.records import Diagnosis, Fault, Outcome, Report
 from torchmedic.records.death import Death
 from torchmedic.records.plain_text import visible
 from torchmedic.records.recovery import Recovery, Refusal, summary
-from torchmedic.report.emit import Emitter
+from torchmedic.report.formats import Emitter
 from torchmedic.runfolder import events, files, questions
 from torchmedic.runfolder.confidential import shown_fault
 from torchmedic.settings import Settings

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
+from torchmedic.diagnose.rules.memory._growth import grown_meanwhile, was_warned
 from torchmedic.evidence.memory.source.fillers import Filler
 from torchmedic.records import Diagnosis
 from torchmedic.runfolder.files import write_diagnosis

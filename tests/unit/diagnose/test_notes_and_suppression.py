@@ -9,7 +9,7 @@ import pytest
 from torchmedic.cli import main
 from torchmedic.examine.publication import is_suppressed
 from torchmedic.records import Diagnosis, Location, Report
-from torchmedic.report.emit import Emitter
+from torchmedic.report.formats import Emitter
 from torchmedic.runfolder.files import write_report
 from torchmedic.settings import Settings
 

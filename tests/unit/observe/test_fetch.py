@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchmedic.observe.device import async_devices
-from torchmedic.observe.device.fetch import Fetch
+from torchmedic.observe.device.async_devices import Fetch
 
 
 class SlowDevice:

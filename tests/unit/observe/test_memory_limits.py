@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from torchmedic.detect.failures.exhaustion import exhaustion_of
+from torchmedic.diagnose.rules.memory.shared_memory_full import shared_memory
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.memory.host import HostMemory, free_bytes
 from torchmedic.observe.memory.last_numbers import NoRoom
 from torchmedic.observe.memory.limits import Setter, mappings, refusing, setter_of
-from torchmedic.observe.memory.shared_memory import shared_memory
 from torchmedic.records import Diagnosis
 from torchmedic.supervise import memory_warnings
 

@@ -21,8 +21,7 @@ from torchmedic.replay.isolation.outside_world import Refused, refusals, sealed
 from torchmedic.replay.isolation.python_state import python_left_alone
 from torchmedic.replay.isolation.sandbox import signals_deferred
 from torchmedic.replay.step.result import ReplayResult
-from torchmedic.replay.step.side_effects import no_side_effects
-from torchmedic.replay.step.tensor_writes import RestoreWrites
+from torchmedic.replay.step.side_effects import RestoreWrites, no_side_effects
 
 
 def test_a_replay_puts_the_hook_of_a_loader_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 from torchmedic.cli import main
 from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment
 from torchmedic.records.plain_text import visible
-from torchmedic.report import formats, github, markdown, prompt, sarif, terminal
-from torchmedic.report.patches import hunks
+from torchmedic.report import formats, github, prompt, sarif, terminal
+from torchmedic.report.frames import hunks
 from torchmedic.runfolder import files
 
 PATCH = "--- model.py\n+++ model.py\n@@ -2 +2 @@\n-    return s / d\n+    return s / (d + 1e-6)\n@@ -3,0 +4 @@\n+x()\n"
@@ -98,12 +98,12 @@ def test_the_summary_of_a_job_is_appended(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_markdown_shows_text_of_the_run_as_text() -> None:
-    text = markdown.document(Report(diagnoses=(nasty(),)), [nasty()])
+    text = github.markdown(Report(diagnoses=(nasty(),)), [nasty()])
     outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
     outside = re.sub(r"`[^`\n]+`", "", outside)
     assert not re.search(r"(?<!\\)[<\[]", outside)
     assert "\u202e" not in text
-    tricky = markdown.document(Report(), [example(treatments=(Treatment(title="x", patch="```\n# not a title"),))])
+    tricky = github.markdown(Report(), [example(treatments=(Treatment(title="x", patch="```\n# not a title"),))])
     assert "````diff\n```\n# not a title\n````" in tricky
 
 

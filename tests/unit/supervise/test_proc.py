@@ -19,7 +19,7 @@ from processes import awaited, child, child_of, linux_only, seen
 from torchmedic.records.process import FutexWait, ProcessView, ThreadView
 from torchmedic.supervise.host.cgroups import text
 from torchmedic.supervise.proc import file_locks, futexes, last_run, process, sockets, syscalls, tree, waits
-from torchmedic.supervise.proc.thread_numbers import numbers_of
+from torchmedic.supervise.proc.futexes import numbers_of
 
 pytestmark = linux_only
 

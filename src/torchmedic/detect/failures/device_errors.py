@@ -35,7 +35,7 @@ Kind = Literal[
 
 # After one of these the CUDA context is lost: every later call to the device fails with the same words.
 _STICKY: frozenset[Kind] = frozenset(
-    "device_assert illegal_address misaligned_address launch_failure launch_timeout ecc hardware".split()
+    ["device_assert", "illegal_address", "misaligned_address", "launch_failure", "launch_timeout", "ecc", "hardware"]
 )
 
 

@@ -29,7 +29,7 @@ from torchmedic.observe.checkup.graph_facts import (
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
-from torchmedic.observe.device.fetch import Fetch
+from torchmedic.observe.device.async_devices import Fetch
 
 _MAX_NODES = 50_000  # of one graph
 _MAX_GATES = 2000  # that are measured

@@ -22,9 +22,8 @@ from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, given_back
 from torchmedic.observe.step.step_notes import line_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.torch_state import set_version
-from torchmedic.replay.step.iterators import draws_from_iterator
 from torchmedic.replay.step.result import ReplayResult, start_of
-from torchmedic.replay.step.reused_results import reusable_result
+from torchmedic.replay.step.reused_results import draws_from_iterator, reusable_result
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, earlier
 from torchmedic.source.assignments import names_read, names_written, read_first

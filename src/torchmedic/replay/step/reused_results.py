@@ -1,4 +1,4 @@
-"""Statements whose result a replay takes over instead of computing it again.
+"""What a replay takes over instead of computing it again: results of statements, batches, items of iterators.
 
 `observation, reward = env.step(action)` changes the world, and `batch = buffer.sample(32)` would draw another batch.
 Where no gradient runs through what such a call gave, the variables still hold it, and the statement need not be run
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.source.assignments import names_written
@@ -100,3 +101,58 @@ def _root(node: ast.AST) -> str:
     while isinstance(node, ast.Subscript | ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def draws_from_iterator(statement: ast.stmt, namespace: dict[str, Any]) -> bool:
+    """Whether a statement is `x = next(iterator)`, alone or in a `try`, so that its result is to be taken over.
+
+    The iterator of a DataLoader is none of these: in a replay it repeats its batch.
+    """
+    if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Try):
+        return False
+    drawn = [argument for node in ast.walk(statement) if (argument := _drawn_from(node)) is not None]
+    if not drawn:
+        return False
+    try:
+        iterators = [eval(compile(ast.Expression(node), "<next>", "eval"), namespace) for node in drawn]
+    except Exception:
+        return False
+    bound = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return not any(isinstance(iterator, _BaseDataLoaderIter) for iterator in iterators) and all(
+        name in namespace for name in bound
+    )
+
+
+def _drawn_from(node: ast.AST) -> ast.expr | None:
+    match node:
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Name() | ast.Attribute() as iterator, *_]):
+            return iterator
+    return None
+
+
+def bind_batch(namespace: dict[str, Any], target: ast.expr, batch: Any) -> None:
+    """Bind the loop's names to the batch anew, where the names that were not changed show that it is this batch."""
+    candidates = [target]
+    if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        candidates.append(target.elts[1])  # `for i, batch in enumerate(loader)`
+    for candidate in candidates:
+        trial: dict[str, Any] = {"__batch__": batch}
+        assignment = ast.Assign([candidate], ast.Name("__batch__", ast.Load()))
+        module = ast.fix_missing_locations(ast.Module([assignment], []))
+        try:
+            exec(compile(module, "<batch>", "exec"), trial)
+        except Exception:
+            continue
+        trial.pop("__batch__")
+        trial.pop("__builtins__", None)
+        same_kind = all(
+            namespace.get(name) is value
+            or (
+                type(namespace.get(name)) is type(value)
+                and getattr(namespace.get(name), "shape", None) == getattr(value, "shape", None)
+            )
+            for name, value in trial.items()
+        )
+        if trial and same_kind:
+            namespace.update(trial)
+            return

@@ -34,12 +34,10 @@ from torchmedic.replay.isolation.sandbox import (
 from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded
-from torchmedic.replay.step.iterators import bind_batch, draws_from_iterator
 from torchmedic.replay.step.result import ReplayResult, start_of
-from torchmedic.replay.step.reused_results import reusable_result
+from torchmedic.replay.step.reused_results import bind_batch, draws_from_iterator, reusable_result
 from torchmedic.replay.step.sharded_modules import unsharded
-from torchmedic.replay.step.side_effects import no_side_effects
-from torchmedic.replay.step.tensor_writes import RestoreWrites
+from torchmedic.replay.step.side_effects import RestoreWrites, no_side_effects
 from torchmedic.source.assignments import names_read, names_written, read_first
 from torchmedic.source.lookup.failing_call import lost_arguments
 from torchmedic.source.objects.finite import is_finite

@@ -11,8 +11,7 @@ from torchmedic.diagnose import catalogue
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.records.numbers import NumberTrace, PathNode, TriedCure
 from torchmedic.records.plain_text import clipped
-from torchmedic.report.frames import Frame, frames
-from torchmedic.report.patches import Change, hunks
+from torchmedic.report.frames import Change, Frame, frames, hunks
 from torchmedic.report.terminal import proof
 
 _MAX_PATH = 16

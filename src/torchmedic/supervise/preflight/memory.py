@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torchmedic.diagnose.words.format import size
 from torchmedic.supervise.host import cgroups
+from torchmedic.supervise.preflight.facts import batch_bytes
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
-from torchmedic.supervise.preflight.shapes import batch_bytes
 
 _DOCKER_SHM_BYTES = 64 << 20  # the default of a container
 _LOW_BYTES = 1 << 30  # torch alone takes about a third of it, with CUDA two or three times as much

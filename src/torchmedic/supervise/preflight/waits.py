@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from torchmedic.supervise.preflight.children import Child, children, in_order
 from torchmedic.supervise.preflight.constants import name_of
-from torchmedic.supervise.preflight.facts import ScriptFacts
+from torchmedic.supervise.preflight.facts import ScriptFacts, dataset_length
 from torchmedic.supervise.preflight.finding import Finding, Situation, ok, warn
-from torchmedic.supervise.preflight.shapes import dataset_length
 
 
 def check(situation: Situation) -> Iterator[Finding]:

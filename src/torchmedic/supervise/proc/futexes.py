@@ -1,4 +1,4 @@
-"""The owner of the mutex that a thread waits for. A mutex of the C library (glibc) stores its owner.
+"""The owner of the mutex that a thread waits for, and the numbers of threads. A mutex of glibc stores its owner.
 
 Most futexes are no mutexes: condition variables, semaphores, barriers, Python's locks and the GIL store no owner. So an
 owner is reported only if every field of the 40 bytes fits a locked mutex with waiters, and the thread still waits.
@@ -7,15 +7,15 @@ owner is reported only if every field of the 40 bytes fits a locked mutex with w
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from torchmedic.records.process import FutexWait, ProcessView, ThreadView
 from torchmedic.supervise.host.cgroups import text
-from torchmedic.supervise.proc import syscalls
+from torchmedic.supervise.proc import process, syscalls
 from torchmedic.supervise.proc.process import PROC, peek, status_words
-from torchmedic.supervise.proc.thread_numbers import inner_numbers
 
 _WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2 = 0, 6, 9, 13
 _COMMAND = 0x7F  # without the flags "private" (0x80) and "realtime clock" (0x100)
@@ -25,6 +25,8 @@ _TID_MASK = 0x3FFFFFFF
 _WAITERS = 0x80000000
 _SHARED, _ROBUST, _ELISION = 0x80, 0x10, 0x300
 _RECURSIVE = 1
+_USUAL_OFFSETS = (720, 208)  # of the number in glibc's record, on x86-64 and on aarch64
+_RECORD_BYTES = 2048
 
 
 def futex_waits(view: ProcessView, *, proc: Path = PROC) -> tuple[FutexWait, ...]:
@@ -90,3 +92,53 @@ def _owned(wait: FutexWait, owner: int, inner: dict[int, int], proc: Path, *, sh
     elsewhere = int(words[0]) if words and words[0].isdecimal() else None
     lives = elsewhere is not None if same_space else None
     return msgspec.structs.replace(wait, owner=owner, owner_lives=lives if shared else False, owner_process=elsewhere)
+
+
+def inner_numbers(pid: int, *, proc: Path = PROC) -> dict[int, int]:
+    """Thread numbers in the process's own PID namespace -> the numbers that we see.
+
+    A mutex stores the former. They differ if the process runs in a container and torchmedic does not.
+    """
+    tids = process.thread_ids(pid, proc=proc)
+    spaces = _spaces(pid, pid, proc)
+    if len(spaces) < 2:
+        return {tid: tid for tid in tids}
+    return {numbers[-1]: tid for tid in tids if (numbers := _spaces(pid, tid, proc))}
+
+
+def _spaces(pid: int, tid: int, proc: Path) -> list[int]:
+    words = status_words(f"{proc}/{pid}/task/{tid}/status", "NSpid")
+    return [int(word) for word in words if word.isdigit()]
+
+
+def numbers_of(pid: int, idents: Iterable[int], *, proc: Path = PROC) -> dict[int, int]:
+    """Python's thread numbers (`threading.get_ident`) -> the kernel's.
+
+    Python's number is the address of the C library's record of the thread, which contains the kernel's number. For an
+    unknown C library, the offset is searched for: at the right offset, each record contains the number of a
+    different thread of this process.
+    """
+    inner = inner_numbers(pid, proc=proc)
+    records = {ident: peek(pid, ident, _RECORD_BYTES, proc=proc) for ident in dict.fromkeys(idents)}
+    records = {ident: record for ident, record in records.items() if len(record) >= 4}
+    if not records or not inner:
+        return {}
+    best: dict[int, int] = {}
+    shortest = min(len(record) for record in records.values())
+    for offset in (*_USUAL_OFFSETS, *range(0, shortest - 3, 4)):
+        found = _at(offset, records, inner)
+        if len(found) == len(records):
+            return found
+        if offset in _USUAL_OFFSETS and len(found) > len(best):
+            best = found  # the record of a thread that has ended contains no number
+    return best
+
+
+def _at(offset: int, records: dict[int, bytes], inner: dict[int, int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for ident, record in records.items():
+        if offset + 4 <= len(record):
+            (number,) = struct.unpack_from("<i", record, offset)
+            if number in inner and inner[number] not in found.values():
+                found[ident] = inner[number]
+    return found

@@ -23,7 +23,7 @@ from torchmedic.source.user_code import is_user_file
 from torchmedic.supervise.boxes import read_box, recent_box_of
 from torchmedic.supervise.host import host_pressure
 from torchmedic.supervise.proc import file_locks, open_files, process, pyspy, sleeps, tree, waits
-from torchmedic.supervise.proc.thread_numbers import numbers_of
+from torchmedic.supervise.proc.futexes import numbers_of
 from torchmedic.supervise.stall.progress import Progress
 
 _LOOK_SECONDS = 1.3  # between the two looks from outside; the looks from inside fall in between

@@ -1,4 +1,4 @@
-"""Who goes on while the main thread of a run makes no progress: a sign that the run is slow and not hung.
+"""Who goes on while the main thread makes no progress, also who reads data: a sign that the run is slow, not hung.
 
 Nothing here is a proof of health. A thread that burns a core may spin, and one that sleeps may wake for nothing; so
 such verdicts are notes, and the run is looked at again later.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchmedic.diagnose.words.format import duration
+from torchmedic.diagnose.words.format import duration, size
 from torchmedic.diagnose.words.stall import BUSY, SLEEPS, command, descendants, short
-from torchmedic.records.inside import PyFrame, PyThread
+from torchmedic.records.inside import InsideView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.records.stall import Stall
 
@@ -28,6 +28,7 @@ _EXPIRY_LIMITS = 2  # times the limit, or this many seconds
 _EXPIRY_SECONDS = 5.0
 _LONG_CALL_SECONDS = 600.0  # seconds, and this many times the limit, after which one call has taken very long
 _LONG_CALL_LIMITS = 20
+FETCHING = "torch/utils/data/_utils/fetch.py"
 
 
 class Helper(NamedTuple):
@@ -185,3 +186,36 @@ def where(helper: Helper) -> str:
     """Somebody who goes on, in words."""
     place = f" at {short(helper.frame)}" if helper.frame is not None else ""
     return f"{helper.name}{place} {helper.how}"
+
+
+def waits_for_workers(thread: PyThread | None) -> bool:
+    """Whether a thread waits for what a DataLoader's workers send. Without workers it reads for itself."""
+    frames = thread.frames if thread is not None else ()
+    return any(frame.function in ("_try_get_data", "_get_data") and "dataloader.py" in frame.file for frame in frames)
+
+
+def sleeps_for_long(stall: Stall, process: ProcessView) -> bool:
+    """Whether a process sleeps for so long that it may as well be called stuck."""
+    return not ends_soon(stall, sleep_left(process.main))
+
+
+def works(stall: Stall, process: ProcessView, view: InsideView) -> str:
+    """The sign that a process works on the data that it reads; empty if there is none."""
+    thread, loop = view.main, view.loop
+    if thread is None or view.by_signal:
+        return "is at work" if demand(process.main) > BUSY else ""  # it could not answer
+    if frames_in(thread, FETCHING) is None:
+        return ""
+    if loop is not None and loop.kind == "while" and (loop.endless or loop.unchanged):
+        return ""  # it may never end: that is for others to say
+    row = native(process, thread)
+    left = sleep_left(row)
+    if sleeps(row) and not sleeps_for_long(stall, process):
+        return f"sleeps, for {duration(left)} more" if left is not None else "sleeps"
+    if demand(row) > BUSY:
+        return f"is at work ({share(row)})" if share(row) else "is at work"
+    if (process.bytes_read or 0.0) > MOVING:
+        return f"reads {size(int(process.bytes_read or 0))} a second"
+    if receives(row):
+        return "reads, and receives data from time to time"
+    return "moves" if thread.moved else ""

@@ -22,9 +22,9 @@ from torchmedic.diagnose.rules.hangs._at_work import (
     receives,
     share,
     very_long,
+    waits_for_workers,
     where,
 )
-from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
 from torchmedic.diagnose.words.format import duration, size
 from torchmedic.diagnose.words.stall import BUSY, IDLE, at, main_line, stall_rule, stands
 from torchmedic.records import Severity

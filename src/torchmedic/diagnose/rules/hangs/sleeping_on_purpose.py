@@ -20,10 +20,10 @@ from torchmedic.diagnose.rules.hangs._at_work import (
     native,
     sleep_left,
     sleeps,
+    waits_for_workers,
     where,
 )
 from torchmedic.diagnose.rules.hangs._collectives import LAUNCHERS
-from torchmedic.diagnose.rules.hangs._reading import waits_for_workers
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import IDLE, StallDraft, at, main_line, stall_rule, stands
 from torchmedic.records.inside import PyThread

@@ -13,8 +13,7 @@ smaller or preprocessed files, `persistent_workers=True` if every epoch begins w
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
-from torchmedic.diagnose.rules.hangs._at_work import MOVING, frames_in
-from torchmedic.diagnose.rules.hangs._reading import FETCHING, waits_for_workers, works
+from torchmedic.diagnose.rules.hangs._at_work import FETCHING, MOVING, frames_in, waits_for_workers, works
 from torchmedic.diagnose.words.format import duration, size
 from torchmedic.diagnose.words.stall import at, main_line, stall_rule, who
 from torchmedic.records.inside import InsideView

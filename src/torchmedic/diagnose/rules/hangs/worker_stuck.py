@@ -14,7 +14,7 @@ workers. Set a time limit for the read; `DataLoader(..., timeout=60)` turns the 
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
-from torchmedic.diagnose.rules.hangs._reading import sleeps_for_long
+from torchmedic.diagnose.rules.hangs._at_work import sleeps_for_long
 from torchmedic.diagnose.words.stall import SLEEPS, at, busy, main_line, short, stall_rule
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.process import ProcessView

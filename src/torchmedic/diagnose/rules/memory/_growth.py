@@ -8,6 +8,9 @@ from torchmedic.diagnose.cures.edits import rewritten
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.source.sites import Site
+from torchmedic.evidence.memory.autopsy import Autopsy
+from torchmedic.evidence.memory.source.fillers import Filler
+from torchmedic.runfolder.files import read_diagnoses
 from torchmedic.source.user_code import relative, source_line
 
 _PERIODS = {
@@ -127,3 +130,23 @@ def detached(part: ast.expr, *, scalar: bool) -> str:
     if not isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
         text = f"({text})"
     return f"{text}.item()" if scalar else f"{text}.detach()"
+
+
+def was_warned(autopsy: Autopsy, filler: Filler, codes: tuple[str, ...]) -> bool:
+    """Whether one of these warnings named the line that fills it."""
+    if autopsy.agent is None:
+        return False
+    here = filler.location("cause", "")
+    told = [each.cause_location for each in read_diagnoses(autopsy.agent.open().path).values() if each.code in codes]
+    return any(each is not None and (each.file, each.line) == (here.file, here.line) for each in told)
+
+
+def grown_meanwhile(autopsy: Autopsy) -> int:
+    """Bytes by which the process grew between the first look at its holders and the last.
+
+    Small pieces that are kept between large ones that are freed leave the heap in pieces: little is held, and yet it
+    fills the memory.
+    """
+    looks = autopsy.agent.leaks.looks if autopsy.agent is not None else []
+    sizes = [each.device if autopsy.exhaustion.on_device else each.rss for each in looks]
+    return max(0, sizes[-1] - sizes[0]) if sizes else 0

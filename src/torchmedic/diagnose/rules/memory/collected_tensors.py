@@ -19,8 +19,8 @@ import re
 from typing import NamedTuple
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.memory._growth import was_warned
 from torchmedic.diagnose.rules.memory._table import kind_of, noticed, shown
-from torchmedic.diagnose.rules.memory._warned import was_warned
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence

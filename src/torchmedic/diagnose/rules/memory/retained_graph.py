@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.diagnose.rule import Draft, RuleAnswer, rule
+from torchmedic.diagnose.rules.memory._growth import grown_meanwhile, was_warned
 from torchmedic.diagnose.rules.memory._table import noticed, table
-from torchmedic.diagnose.rules.memory._warned import grown_meanwhile, was_warned
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence

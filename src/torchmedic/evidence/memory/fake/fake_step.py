@@ -19,8 +19,8 @@ from torchmedic.evidence.memory.fake.ledger import ByteLedger, FailurePoint
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
 from torchmedic.replay.isolation.torch_state import muted, set_version
-from torchmedic.replay.step.iterators import draws_from_iterator
 from torchmedic.replay.step.result import ReplayResult, start_of
+from torchmedic.replay.step.reused_results import draws_from_iterator
 from torchmedic.replay.step.runner import Runner, SegmentEnd
 from torchmedic.replay.step.side_effects import no_side_effects
 

@@ -6,15 +6,15 @@ Those in host memory are computed with for real. Of those on a device a copy in 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torchmedic.evidence.memory.fake.operands import exchanged, tensors_of
-
 _MAX_ELEMENTS = 1 << 20
 _HOST = "_torchmedic_host_value"
+Exchange = Callable[[Any], Any]
 
 
 def for_real(func: Any, args: Any, kwargs: Any) -> Any:
@@ -100,3 +100,31 @@ def _host_value(value: Any) -> Any:
         finally:
             del guard
     return value
+
+
+def tensors_of(args: Any, kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+    """All tensors in the arguments of an operation, in order."""
+    found: list[torch.Tensor] = []
+    for value in (*_several(args), *(kwargs.values() if kwargs else ())):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [each for each in value if isinstance(each, torch.Tensor)]
+    return found
+
+
+def exchanged(args: Any, kwargs: Mapping[str, Any], exchange: Exchange) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with every value exchanged."""
+    return tuple(_one(value, exchange) for value in args), {
+        name: _one(value, exchange) for name, value in kwargs.items()
+    }
+
+
+def _one(value: Any, exchange: Exchange) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)([exchange(each) for each in value]) if type(value) in (list, tuple) else value
+    return exchange(value)
+
+
+def _several(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else (value,)

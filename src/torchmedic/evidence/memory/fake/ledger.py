@@ -22,8 +22,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.evidence.memory.accounting.saved_by_graph import applied_in, saving_line
-from torchmedic.evidence.memory.fake.known_values import for_real, host_result, keeps_values, remember
-from torchmedic.evidence.memory.fake.operands import exchanged, tensors_of
+from torchmedic.evidence.memory.fake.known_values import (
+    exchanged,
+    for_real,
+    host_result,
+    keeps_values,
+    remember,
+    tensors_of,
+)
 from torchmedic.replay.isolation.sandbox import ReplayTooLong
 from torchmedic.source.spots import Spot, Spots
 from torchmedic.source.user_code import PACKAGE, is_user_file
