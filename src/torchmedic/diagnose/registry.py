@@ -224,7 +224,7 @@ NUMBERS: Family[NumbersEvidence] = Family(
 # The same, where the last steps cannot be run again.
 NUMBERS_OF_STEP: Family[NumbersEvidence] = Family(*(rule for rule in NUMBERS if rule not in COUNTERFACTUAL))
 
-# Asked of a loop that does what cannot be meant, while it goes on.
+# Asked of a loop that surely contains a mistake, while it goes on.
 SILENT: Family[LoopEvidence] = Family(
     "loop.gradients_never_cleared",
     "loop.gradients_cleared_inside_accumulation",
@@ -309,7 +309,7 @@ DEATHS: Family[Death] = Family(
     "process.killed",
 )
 
-# Asked of a run that does not get on.
+# Asked of a run that makes no progress.
 STALLED: Family[Stall] = Family(
     "hangs.stopped_process",
     "hangs.gil_held_by_native_code",

@@ -131,7 +131,7 @@ def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, bind
         return False
     function = innermost(tree, binding.lineno, FUNCTIONS)
     for frame in failure.evidence.frames:
-        # A loop of a frame that is on the stack, and goes round both the statement and the line that the frame is at.
+        # A loop of a frame on the stack that contains the statement and the line that the frame is at.
         if frame.file == file and frame.is_user and innermost(tree, frame.line, FUNCTIONS) is function:
             loop = innermost(function or tree, frame.line, LOOPS)
             while loop is not None:

@@ -24,7 +24,7 @@ _COMPILED = "_orig_mod."  # what `torch.compile` puts before the names of a modu
 
 
 class CheckUp:
-    """The evidence of the rules about what one step does.
+    """Evidence for the rules about a single step.
 
     Args:
         graphs: The calls of backward that were looked at, oldest first.

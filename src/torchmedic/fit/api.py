@@ -20,8 +20,8 @@ from torchmedic.fit.machine import Machine
 from torchmedic.fit.script import followed
 from torchmedic.records.fit import Prediction
 
-_MAX_DEPTH = 3  # of containers and objects that are searched for modules
-_MAX_ROWS = 6  # of the table in the text of an assertion
+_MAX_DEPTH = 3  # levels of containers and objects that are searched for modules
+_MAX_ROWS = 6  # rows of the table in the text of an assertion
 
 
 def predict(

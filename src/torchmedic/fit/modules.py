@@ -17,7 +17,7 @@ from torchmedic.fit.machine import Machine
 from torchmedic.replay.shadow.fake_cuda import replaced
 
 _aten: Any = torch.ops.aten
-_MAX_FLASH_WIDTH = 256  # of a head
+_MAX_FLASH_WIDTH = 256  # elements of a head of attention
 _HALF = (torch.float16, torch.bfloat16)
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # the numbers of cuDNN
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import flop_registry
 
 from torchmedic.fit.cards import Card
 
-_LAUNCH_SECONDS = 4e-6  # of a kernel that has next to nothing to do
+_LAUNCH_SECONDS = 4e-6  # seconds that a kernel takes which has nearly nothing to do
 _EFFICIENCY = 0.6  # share of the data sheet that real kernels reach
 _COPY = torch.ops.aten._to_copy.default
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-MAX_CHARACTERS = 20_000  # of one text in a report
+MAX_CHARACTERS = 20_000  # characters of one text in a report
 
 # Control characters except newline and tab, controls of text direction, line separators, invisible characters, and
 # halves of surrogate pairs.

@@ -16,7 +16,7 @@ from torchmedic.recovery.saved_tensors import SavedTensors
 from torchmedic.source.objects.graph import walk
 
 _GRADIENTS_OF_LARGEST = 2.2  # gradients of the two largest tensors, before and after a node, and some room to work in
-_MAX_FREE_SHARE = 0.5  # of what is allowed: with more than that free, nobody looks at the graph
+_MAX_FREE_SHARE = 0.5  # share of what is allowed: with more than that free, nobody looks at the graph
 
 
 class BackwardRoom:

@@ -19,7 +19,7 @@ from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.saved_tensors import SavedTensors
 
-UNUSABLE_SHARE = 0.03  # of what is allowed, in pieces that are too small
+UNUSABLE_SHARE = 0.03  # share of what is allowed, in pieces that are too small
 _UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
 _MIN_WANTED_BYTES = 1 << 20
 _MAX_VAIN_RETRIES = 3  # a collection of garbage takes longer than a step

@@ -57,11 +57,11 @@ RESULTS = frozenset({"result", "output", "layer"})
 
 _MAX_FILE_BYTES = 4 << 20
 _MAX_INPUTS, _MAX_LINES = 256, 32
-_MAX_ITEMS = 4096  # of a list
-_MAX_DEPTH = 8  # of lists in lists
-_MAX_CHARACTERS = 20_000  # of one text
+_MAX_ITEMS = 4096  # items of a list
+_MAX_DEPTH = 8  # levels of lists in lists
+_MAX_CHARACTERS = 20_000  # characters of one text
 _MAX_INPUT_ELEMENTS = 1 << 28
-_MAX_SIZE = 1 << 63  # of a number that is a size, a position or an argument
+_MAX_SIZE = 1 << 63  # size of a number that is a size, a position or an argument
 
 Leafhood = Literal["no", "leaf", "computed", "view"]
 Layout = Literal["", "permuted", "expanded", "narrowed", "gapped"]

@@ -32,7 +32,7 @@ from torchmedic.repro.shrink import shrunk
 from torchmedic.repro.store import encoded
 from torchmedic.runfolder.confidential import is_confidential
 
-_MAX_BYTES = 32 << 20  # of the inputs of a recorded operation
+_MAX_BYTES = 32 << 20  # bytes of the inputs of a recorded operation
 _SHRINK = Budget(queries=60, seconds=5.0)
 _MAX_DERIVATIVE_OPS = 3  # each may need another replay
 

@@ -24,7 +24,7 @@ from torchmedic.supervise.host.host_pressure import shared_memory
 from torchmedic.supervise.host.memory_guard import holders
 from torchmedic.supervise.host.watch import HostWatch
 
-_MAX_SAMPLES = 40  # of the host's memory, before the end
+_MAX_SAMPLES = 40  # samples of the host's memory, before the end
 
 # Exceptions that only report the failure of another process.
 _ECHOES = ("CalledProcessError", "BrokenProcessPool", "ChildFailedError", "ProcessExitedException")

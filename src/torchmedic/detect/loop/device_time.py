@@ -9,7 +9,7 @@ from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 
 _MIN_CALLS = 8
-_MIN_SHARE = 0.03  # of the time of a step
+_MIN_SHARE = 0.03  # share of the time of a step
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:

@@ -1,4 +1,4 @@
-"""The ledger of a loop -> incidents: what the loop does in every step that cannot be meant.
+"""The ledger of a loop -> incidents: what the loop does in every step that is surely a mistake.
 
 An incident is made only where the evidence is complete: a habit that was seen in several steps in a row, without an
 exception. What could be another algorithm (gradients that somebody writes to by hand, another optimizer that steps in

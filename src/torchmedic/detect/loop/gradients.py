@@ -1,4 +1,4 @@
-"""What a loop does to gradients from one update to the next, and what of it cannot be meant."""
+"""What a loop does to gradients from one update to the next, and which of it is surely a mistake."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> 
 
 
 def _all_zero(habits: Habits, number: int) -> bool:
-    """Whether all gradients of an optimizer are zero now, right after its step. Asked only of what looks like it."""
+    """Whether all gradients of an optimizer are zero now, right after its step. Checked only if it looks like that."""
     optimizer = habits.optimizers[number].optimizer
     tensors = (
         [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer is not None else []

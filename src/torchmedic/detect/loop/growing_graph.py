@@ -17,7 +17,7 @@ _MIN_LOOKS_AT_LOSS = 6
 _MIN_STEPS_OF_LOSS = 10  # a history that is cut on purpose has been cut by then
 _MIN_LOOKS_AT_HOLDER = 4
 _MIN_STEPS_OF_HOLDER = 24
-_MAX_EXACT_NODES = 1000  # of the graph behind a variable; more are not counted for sure
+_MAX_EXACT_NODES = 1000  # nodes of the graph behind a variable; more are not counted for sure
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:

@@ -13,7 +13,7 @@ from torchmedic.source.spots import Place
 
 _MIN_STEPS = 4  # in evaluation mode that show a habit
 _MIN_STEPS_OF_NEVER = 24  # in evaluation mode, without one in training mode before
-_MIN_BATCHES = 4  # of a validation
+_MIN_BATCHES = 4  # batches of a validation
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 

@@ -13,7 +13,7 @@ from torchmedic.records.ranks import Collective, RankLog
 
 _MIN_MEETINGS = 20
 _MIN_LATE = 0.9  # share of the meetings to which the same rank comes last
-_MIN_SHARE = 0.4  # of a step, that the others wait
+_MIN_SHARE = 0.4  # share of a step for which the others wait
 _MIN_WAIT_SECONDS = 0.05
 _MIN_TOTAL_SECONDS = 2.0
 _LIVE_FACTOR = 4  # a run that goes on must show so much more: its first steps may not be like the rest

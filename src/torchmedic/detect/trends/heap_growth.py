@@ -24,7 +24,7 @@ _PIECES = ("reached", "mass")
 _MORE_THAN_ONE = 1.5  # tensor in each piece
 _MIN_BYTES = 64 << 20  # that are reported by themselves
 _KEY = re.compile(r"\[[^\]]*\]|\.\d+")
-_MAX_PLAIN_BYTES = 1 << 10  # of one item that is just a number
+_MAX_PLAIN_BYTES = 1 << 10  # bytes of one item that is just a number
 
 What = Literal["graphs", "chain", "data", "cycles", "hooks"]
 

@@ -1,6 +1,6 @@
 """Samples of the host's memory -> an alarm, if memory ends within seconds or the host hardly makes progress.
 
-Much use alone is no alarm: a run may need nearly all there is, and get on well.
+Much use alone is no alarm: a run may need nearly all memory and make progress.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torchmedic.records.memory import MemorySample, comparable
 
-_MIN_ALARMING_SHARE = 0.85  # of the limit
-_FULL_SHARE = 0.97  # of the limit
+_MIN_ALARMING_SHARE = 0.85  # share of the limit
+_FULL_SHARE = 0.97  # share of the limit
 _SOON_SECONDS = 30.0
 _MIN_SPAN_SECONDS = 2.0  # over which a rate means something
 _MIN_SHORT_SPAN_SECONDS = 0.8  # enough where little time is left
@@ -18,7 +18,7 @@ _AT_ONCE_SECONDS = 3.0
 WINDOW = 10.0  # and how far back it is taken from
 _MIN_RISE = 0.02  # share of the limit that must have come in that time
 _RUSHING_SECONDS = 8.0
-_STANDSTILL_PERCENT = 25.0  # of the time in which all tasks waited for memory
+_STANDSTILL_PERCENT = 25.0  # percent of the time in which all tasks waited for memory
 
 
 def seconds_left(samples: Sequence[MemorySample]) -> float | None:

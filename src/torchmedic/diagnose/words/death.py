@@ -14,7 +14,7 @@ from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.records.death import Death
 from torchmedic.source.user_code import is_user_file, relative, source_line
 
-_MAX_DUMPED_FRAMES = 100  # of a thread, by faulthandler
+_MAX_DUMPED_FRAMES = 100  # frames of a thread, by faulthandler
 _MAX_SHOWN = 6
 
 

@@ -120,7 +120,7 @@ def _home(frames: list[Frame], devices: set[torch.device]) -> torch.device:
 
 
 def never_had_values(evidence: RaisedEvidence, split: Split) -> bool:
-    """Whether the only thing on `meta` is a model that was built there: not moved, only never filled with values."""
+    """Whether all that is on `meta` is a model that was built there and never filled with values."""
     on_meta = [each.tensor for each in split.tensors if each.tensor.is_meta]
     held = {id(parameter) for root in roots(evidence.frames) for parameter in [*root.parameters(), *root.buffers()]}
     if not on_meta or any(id(tensor) not in held for tensor in on_meta):

@@ -25,13 +25,13 @@ from torchmedic.source.objects.graph import walk as nodes_of
 from torchmedic.source.syntax import is_module
 from torchmedic.source.user_code import is_user_file
 
-_NOTABLE_BYTES = 64 << 20  # of growth, which are no noise
-_NOTABLE_SHARE = 0.02  # of all memory
-_MIN_MEASURED_BYTES = 4 << 20  # of resident memory, below which a rise says nothing
-_CRITICAL_SHARE = 0.25  # of the memory that was free
-_MAX_NODES = 20_000  # of a graph that are counted
-_MAX_ASKED_NODES = 40  # of which are asked whether they are freed
-_MAX_WEIGHED_NODES = 5000  # of a graph that are asked what they have saved
+_NOTABLE_BYTES = 64 << 20  # bytes of growth that are no noise
+_NOTABLE_SHARE = 0.02  # share of all memory
+_MIN_MEASURED_BYTES = 4 << 20  # bytes of resident memory, below which a rise says nothing
+_CRITICAL_SHARE = 0.25  # share of the memory that was free
+_MAX_NODES = 20_000  # nodes of a graph that are counted
+_MAX_ASKED_NODES = 40  # nodes of a graph that are asked whether they are freed
+_MAX_WEIGHED_NODES = 5000  # nodes of a graph that are asked what they have saved
 _NODE_BYTES = 1 << 10  # more than a node takes itself
 _MAX_PERIODS_LEFT = 2_000_000  # until memory ends, that are worth a word
 _MAX_PERIODS_AHEAD = 1000  # times the periods that were seen: an end that is farther away does not matter

@@ -91,7 +91,7 @@ class Lifetime:
 
     @property
     def has_passing_owner(self) -> bool:
-        """Whether the object that it is an attribute of is made anew, or is one of several that are taken out."""
+        """Whether the object that has this attribute is made anew, or is one of several that are removed."""
         held, owners = self._held, _names(self._held.name)[:-1]
         for number, owner in enumerate(owners):
             if owner in _SELF:

@@ -27,7 +27,7 @@ _ROWS = 4096
 _MAX_ITEMS_OF_SMALL_DATA_SET = 1000  # items of a batch: a small data set may well be one batch
 _MIN_TIMES_USUAL = 4  # as large as the usual one
 _DEEP = 3
-_MIN_ASKED_SHARE = 0.5  # of the large sample, that must have been asked for
+_MIN_ASKED_SHARE = 0.5  # share of the large sample that must have been asked for
 
 
 class Unusual(NamedTuple):

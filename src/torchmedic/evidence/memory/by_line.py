@@ -23,7 +23,7 @@ from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 Method = Literal["fake replay", "live graph", "live tensors"]
-_MIN_MATCHED_SHARE = 0.8  # of the bytes must be found in the replay
+_MIN_MATCHED_SHARE = 0.8  # share of the bytes that must be found in the replay
 _MAX_DRIFT = 12  # nodes that the numbers may drift apart between two saved tensors
 
 

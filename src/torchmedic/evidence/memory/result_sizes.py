@@ -14,7 +14,7 @@ import torch
 from torchmedic.source.lookup.failing_call import Call
 
 _FACTORIES = frozenset("zeros ones empty rand randn eye".split())
-_MAX_ELEMENTS = 100_000  # of a container that are looked at
+_MAX_ELEMENTS = 100_000  # elements of a container that are looked at
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

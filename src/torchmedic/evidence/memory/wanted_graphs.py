@@ -26,7 +26,7 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.syntax import FUNCTIONS, innermost, nodes_in, syntax_tree
 from torchmedic.source.vocabulary import BACKWARD_CALLS
 
-_MIN_SAVED_SHARE = 0.3  # of all tensors
+_MIN_SAVED_SHARE = 0.3  # share of all tensors
 
 
 def in_parts(held: Retained) -> str:

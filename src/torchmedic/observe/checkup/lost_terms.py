@@ -22,7 +22,7 @@ _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on t
 _RIGHT = ("__radd__", "__rsub__")
 _MAX_SUMS = 200
 _MAX_UNRECORDED = 32  # calls of modules under `no_grad` that are noted, as a validation makes many
-_MAX_BACKWARDS = 4  # of other losses, while the loss in question is awaited
+_MAX_BACKWARDS = 4  # calls of backward for other losses, while the loss in question is awaited
 
 
 class MixedSum(NamedTuple):

@@ -27,8 +27,8 @@ _DELAYED_STEPS = 5
 _DELAYS_PER_LINE = 4
 _MAX_DELAY_SECONDS = 0.05
 _MAX_MARKS = 64  # calls that are told apart between two waits
-_OWN_SECONDS = 60e-6  # of a step that torchmedic itself takes
-_OWN_SECONDS_PER_CALL = 2e-5  # of every call that is watched
+_OWN_SECONDS = 60e-6  # seconds that torchmedic itself takes in a step
+_OWN_SECONDS_PER_CALL = 2e-5  # seconds that torchmedic itself takes in a watched call
 _MAX_TRIES = 3
 
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from torchmedic.observe.memory import headroom
 
-_MAX_CPU_SECONDS = 10.0  # of a copy
-_MAX_IDLE_SECONDS = 3.0  # of a copy: it may wait for a lock whose owner was not copied
-_MAX_SECONDS = 40.0  # of the clock, on a machine on which the copy seldom gets a turn
+_MAX_CPU_SECONDS = 10.0  # seconds of CPU time that a copy may take
+_MAX_IDLE_SECONDS = 3.0  # seconds for which a copy may be idle: it may wait for a lock whose owner was not copied
+_MAX_SECONDS = 40.0  # seconds by the clock, for a machine on which the copy seldom gets a turn
 _POLL_SECONDS = 0.2
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _MAX_ANSWER_BYTES = 1 << 20

@@ -42,7 +42,7 @@ def install() -> None:
 
 @contained("observe.worker")
 def _guard(fetcher: Any) -> None:
-    """Only in a worker that lives under a limit of its own: any other is killed, with no exception to tell of."""
+    """Only in a worker with a limit of its own. Any other worker is killed and raises no exception."""
     if get_worker_info() is None or (headroom.address_limit() is None and headroom.data_limit() is None):
         return
     source = getattr(fetcher, "dataset_iter", None)

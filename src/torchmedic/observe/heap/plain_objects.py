@@ -25,7 +25,7 @@ _LEAVES = frozenset({*_TEXTS, int, float, complex})
 _GROUPS = (*CONTAINERS, tuple, frozenset)
 _SAMPLES = 64  # items of a long container that stand for all of it
 _INNER_SAMPLES = 8  # items of a container in it
-_MAX_OBJECTS = 2000  # of one item
+_MAX_OBJECTS = 2000  # objects that are looked at in one item
 _HEADER_BYTES = 16  # that Python's collector puts before an object
 _INTERNED = range(-5, 257)  # numbers that Python has only once
 

@@ -30,12 +30,12 @@ from torchmedic.source.objects.parts import (
 )
 from torchmedic.source.user_variables import PLAIN, roots
 
-_MAX_OBJECTS = 6000  # of one walk
-_MAX_ITEMS = 32  # of a container that are all visited
+_MAX_OBJECTS = 6000  # objects that one walk visits
+_MAX_ITEMS = 32  # items of a container that are all visited
 _MAX_DEPTH = 9  # names on the way to an object; one that leads to others of its kind counts once
-_MAX_LINK_ITEMS = 3  # of a container that may be a link of a chain
-_MIN_BYTES = 1 << 20  # of one tensor, array or text that is worth a note
-_MAX_ATTRIBUTES = 32  # of an object; more are something like the items of a container
+_MAX_LINK_ITEMS = 3  # items of a container that may be a link of a chain
+_MIN_BYTES = 1 << 20  # bytes of one tensor, array or text that is worth a note
+_MAX_ATTRIBUTES = 32  # attributes of an object; more are something like the items of a container
 _MAX_BOUND = 1000  # items of a container with a greatest length, up to which the container counts as bounded
 _PLAIN = PLAIN | {torch.dtype, torch.device, torch.Size, CellType}
 

@@ -20,10 +20,10 @@ from torchmedic.source.objects.containers import CONTAINERS, first_values, item,
 from torchmedic.source.objects.graph import existing_node_of
 from torchmedic.source.objects.parts import attributes, module_of, parts
 
-_MAX_OBJECTS = 400  # of one item
-_MAX_PARTS = 64  # of one object that are looked at
+_MAX_OBJECTS = 400  # objects that are looked at in one item
+_MAX_PARTS = 64  # parts that are looked at in one object
 _SAMPLES = 8  # items of a long list that stand for all of it
-_MAX_STORAGES = 16  # of one item; the neighbours of an item with more are not asked for them
+_MAX_STORAGES = 16  # storages of one item; the neighbours of an item with more are not asked for them
 _MAX_NEIGHBOURS = 128  # on each side of an item
 _OPEN = ("torch.utils.data", "torch.distributions", "torch.optim")  # of torch, whose objects hold tensors of the user
 _PUT_OFF = (FunctionType, partial, GeneratorType, CoroutineType, AsyncGeneratorType)  # what will run some time

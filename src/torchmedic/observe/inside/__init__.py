@@ -1,1 +1,1 @@
-"""What a process that does not get on can say of itself, when its parent asks."""
+"""What a process that makes no progress can say of itself, when its parent asks."""

@@ -1,4 +1,4 @@
-"""A thread that waits for the parent to ask, so that a process which does not get on can tell why.
+"""A thread that waits for the parent to ask, so that a process that makes no progress can say why.
 
 It sleeps in a read of a named pipe: no lock, no GIL, no cost. It is no `threading.Thread`, so that whoever counts
 threads does not count it, and it is away while the process forks, as Python warns of a fork beside other threads.

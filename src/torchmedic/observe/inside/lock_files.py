@@ -24,7 +24,7 @@ _TESTS = frozenset("exists lexists isfile is_file isdir is_dir access".split())
 _MAKES = frozenset("mkdir makedirs symlink link touch symlink_to hardlink_to".split())
 _PAUSES = frozenset("sleep wait".split())
 _MAX_FRAMES = 8  # counted from the innermost
-_MAX_CHARACTERS = 64  # of a file that holds a process number
+_MAX_CHARACTERS = 64  # characters of a file that holds a process number
 
 
 def awaited_file(frames: list[FrameType]) -> LockFile | None:

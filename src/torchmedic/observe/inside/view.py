@@ -25,12 +25,12 @@ from torchmedic.source.user_code import is_user_file
 
 LOOKS = 6
 _INTERVAL_SECONDS = 0.2  # between two looks
-_MAX_FRAMES = 60  # of a thread, the innermost ones
+_MAX_FRAMES = 60  # frames of a thread, the innermost ones
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _JOINING = "init_process_group"
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SAVING = os.path.join("torch", "serialization.py")
-_MAX_ENTRIES = 100_000  # of a state that are counted
+_MAX_ENTRIES = 100_000  # entries of a state that are counted
 _LATEST = 16
 
 

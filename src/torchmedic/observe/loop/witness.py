@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_MAX_ELEMENTS = 1 << 16  # of a gradient that are measured
+_MAX_ELEMENTS = 1 << 16  # elements of a gradient that are measured
 
 
 class State(NamedTuple):

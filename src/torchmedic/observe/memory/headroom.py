@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 _LIMITS = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_DATA": resource.RLIMIT_DATA}
 _SIZES = ("VmSize", "VmPeak", "VmData", "VmRSS")
-_SPARE_BYTES = 2 << 20  # of address space, never touched
-_MAX_STACK_BYTES = 64 << 20  # of a thread
+_SPARE_BYTES = 2 << 20  # bytes of address space, never touched
+_MAX_STACK_BYTES = 64 << 20  # bytes of a thread
 _TRACEBACK_BYTES = 8 << 20  # for a traceback as text, and for Python to put it in a queue
 
 _lifted: dict[str, int] = {}  # the soft limits, while they are lifted

@@ -23,10 +23,10 @@ _INTERVAL_SECONDS = 0.25  # between readings, each of which takes some microseco
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _SERIES_INTERVAL_SECONDS = 1.0
 _MAX_LINES = 1000  # after which the interval doubles
-_SHORT_SHARE = 0.5  # of all memory that there is for this process
+_SHORT_SHARE = 0.5  # share of all memory that there is for this process
 _PRESSING, _RARELY = 3.0, 60.0  # seconds between two calls for a look: while it grows, and if it does not
 _MORE = 1.02
-_LOOK_BYTES = 256 << 20  # of address space that a look may take, and that must not be the last
+_LOOK_BYTES = 256 << 20  # bytes of address space that a look may take, and that must not be the last
 
 
 class DeviceMemory(NamedTuple):

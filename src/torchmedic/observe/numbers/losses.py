@@ -21,7 +21,7 @@ from torchmedic.observe.numbers.late_losses import LateLosses, Read
 from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.source.objects.finite import has_values, is_finite
 
-_MAX_ROOT_ELEMENTS = 4096  # of a loss that is looked at whole
+_MAX_ROOT_ELEMENTS = 4096  # elements of a loss that is looked at whole
 _TREND_STEPS = 100
 _MAX_TRENDS = 16  # lines that call backward
 _NOTED_AFTER_ALARM = 32  # steps

@@ -30,8 +30,8 @@ _CONNECT_SECONDS = 2.0
 _WAIT_SECONDS = {"running": 2.5, "raised": 1.0}
 _POLL_SECONDS = 0.1
 _FRESH_SECONDS = 20.0  # a log that is older is of an earlier standstill
-_MAX_CALLS = 400  # of one log, the last ones
-_MAX_BYTES = 1 << 20  # of a letter, and of what it unpacks to eight times that
+_MAX_CALLS = 400  # calls of one log, the last ones
+_MAX_BYTES = 1 << 20  # bytes of a letter, and of what it unpacks to eight times that
 _MAX_RANKS = 64  # whose logs are taken
 
 

@@ -173,7 +173,7 @@ def line_of(code: CodeType, lasti: int) -> int:
     return code.co_firstlineno
 
 
-_MAX_HELD_BYTES = 1 << 20  # of a tensor that is held strongly
+_MAX_HELD_BYTES = 1 << 20  # bytes of a tensor that is held strongly
 
 
 def held(value: Any) -> Any:

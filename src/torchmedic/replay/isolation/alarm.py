@@ -17,7 +17,7 @@ from typing import Any
 
 _TICK_SECONDS = 0.5  # between two looks, and between two tries where the code has swallowed the first
 _MIN_IDLE_TICKS = 6  # in a row
-_MAX_IDLE_SHARE = 0.03  # of one processor that an idle process takes
+_MAX_IDLE_SHARE = 0.03  # share of one processor that an idle process takes
 
 
 class Alarm:

@@ -231,7 +231,7 @@ def _with_own_memory(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _asks_for_device(args: Any, kwargs: Any) -> bool:
-    """Whether `x.to(...)` names a device that is not the CPU: itself, by number, or as that of another tensor."""
+    """Whether `x.to(...)` names a device other than the CPU: by its name, by number, or by a tensor that is there."""
     for value in [*args[1:], kwargs.get("device"), kwargs.get("other")]:
         named = value.device if isinstance(value, torch.Tensor) else value
         if isinstance(named, torch.device) and named.type != "cpu":

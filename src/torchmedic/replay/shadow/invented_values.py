@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 _BLOCK = 1 << 16  # numbers that are drawn; larger tensors repeat them, in rows that are one in memory
-_MAX_MULTIPLICATIONS = 50_000_000  # of a product that is computed
+_MAX_MULTIPLICATIONS = 50_000_000  # multiplications of a product that is computed
 _PRODUCTS = frozenset(
     "linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum conv1d conv2d conv3d conv_transpose1d "
     "conv_transpose2d conv_transpose3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu bilinear".split()

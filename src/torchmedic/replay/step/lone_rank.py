@@ -21,7 +21,7 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.source.objects.finite import is_finite
 
-_MAX_SHARE = 0.1  # of the free memory of the host that the weights may take; gradients and buckets come on top
+_MAX_SHARE = 0.1  # share of the free memory of the host that the weights may take; gradients and buckets come on top
 _WAIT = timedelta(seconds=30)
 
 

@@ -27,8 +27,8 @@ _CONTAINERS = (list, tuple, dict, deque)
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _OF_MODULES = frozenset({"_buffers", "_modules", "_parameters"})
 _MAX_OBJECTS = 400
-_MAX_ATTRIBUTES = 200  # of one object
-_MAX_ITEMS = 256  # of one container, the last ones
+_MAX_ATTRIBUTES = 200  # attributes of one object
+_MAX_ITEMS = 256  # items of one container, the last ones
 
 
 class GraphHolder(NamedTuple):

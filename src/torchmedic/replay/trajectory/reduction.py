@@ -11,7 +11,7 @@ import torch
 _SUM = 2  # how ATen numbers the reductions of a loss
 _MAX_NODES = 12
 _MAX_TERMS = 4096
-_MIN_TERMS = 8  # of one kind that are added up one by one
+_MIN_TERMS = 8  # terms of one kind that are added up one by one
 
 
 class Reduction(NamedTuple):

@@ -13,7 +13,7 @@ from torchmedic.report.html.run_data import Autopsy
 from torchmedic.source.user_code import relative
 
 _MAX_BLOCKS = 12
-_MIN_SHARE = 0.001  # of a block that is named; the others are shown together
+_MIN_SHARE = 0.001  # share of a block that is named; the others are shown together
 _MAX_LINES = 10
 _MAX_WAITERS = 12
 SAVED = "saved activations"

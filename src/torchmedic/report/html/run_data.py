@@ -21,7 +21,7 @@ from torchmedic.runfolder.gpu import read_gpu_health
 from torchmedic.runfolder.stall import read_stalls
 
 _MAX_PROCESSES = 64
-_MAX_EVENT_BYTES = 4 << 20  # of one process; the last ones are read
+_MAX_EVENT_BYTES = 4 << 20  # bytes of one process; the last ones are read
 
 
 class MemoryLine(msgspec.Struct, frozen=True, kw_only=True):

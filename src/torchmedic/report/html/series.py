@@ -13,7 +13,7 @@ from torchmedic.report.html.run_data import Process
 MAX_POINTS = 600
 MAX_BARS = 120
 _STRIP_BINS = 240
-_MAX_SPANS = 4800  # of all processes
+_MAX_SPANS = 4800  # spans of all processes
 _SPIKE = 4.0  # a step that takes so many times as long as the 90th percentile is cut off in the picture
 _MIN_SECONDS, _MIN_CHANGE = 1.0, 0.1  # a curve that is shorter and changes less tells nothing
 ScaleKind = Literal["zero", "fit", "log"]  # from zero up, from the smallest value up, logarithmic

@@ -13,7 +13,7 @@ from torchmedic.report.html.series import MAX_POINTS, Curve, Line, Mark, thinned
 _MIN_POINTS = 3
 _MAX_LOSSES = 4  # lines that call backward
 _MAX_MARKS = 3
-_LOG_RATIO = 200.0  # of the largest to the smallest value, from which on a curve is drawn on a logarithmic scale
+_LOG_RATIO = 200.0  # ratio of the largest to the smallest value, from which on a curve is drawn on a logarithmic scale
 
 _Points = dict[int, float]  # value by step
 

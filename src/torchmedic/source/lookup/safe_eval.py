@@ -49,7 +49,7 @@ OPERATORS: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.NotEq: ("ne", operator.ne),
 }
 _UNARY: dict[type[ast.AST], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Invert: operator.invert}
-_MAX_ELEMENTS = 4_000_000  # of the result of a pure operation that is repeated
+_MAX_ELEMENTS = 4_000_000  # elements of the result of a pure operation that is repeated
 _MAX_WEIGHTS = 30_000_000
 _RANDOM = frozenset(
     "rand randn randint randperm normal bernoulli multinomial poisson binomial empty empty_like empty_strided "

@@ -17,7 +17,7 @@ from torchmedic.source.spots import Spot
 from torchmedic.source.syntax import FUNCTIONS, callee, function_of, has_line, nodes_in, own_nodes, syntax_tree
 
 _MAX_EXPRESSIONS = 60
-_MAX_DEPTH = 6  # of names and calls, to find a term in what is summed
+_MAX_DEPTH = 6  # levels of names and calls, to find a term in what is summed
 _FILLING = frozenset({"append", "extend", "add", "update", "insert"})
 _SUMMING = frozenset({"sum", "stack", "hstack", "fsum"})
 _COPYING = frozenset({"list", "tuple", "values", "items"})

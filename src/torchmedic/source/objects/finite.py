@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-_MAX_ELEMENTS = 50_000_000  # of a tensor that is read for a question about a variable
-_MAX_ITEMS = 64  # of a container, from its beginning
+_MAX_ELEMENTS = 50_000_000  # elements of a tensor that is read for a question about a variable
+_MAX_ITEMS = 64  # items of a container, from its beginning
 _MAX_LAST = 8  # items from the end of a longer one
 # These have no sum on the CPU.
 _NARROW = frozenset(

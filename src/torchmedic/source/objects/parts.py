@@ -42,7 +42,7 @@ _INTERNAL_OF_MODULES = frozenset({"_parameters", "training", "_non_persistent_bu
 _DICTS = frozenset({dict, OrderedDict})
 _DESCRIPTORS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
 _HOOK_TABLES_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_MIN_REFERENTS = 2  # of a tensor that leads somewhere: its class, and something else
+_MIN_REFERENTS = 2  # referents of a tensor that leads somewhere: its class, and something else
 
 
 class Part(NamedTuple):

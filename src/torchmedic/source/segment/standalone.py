@@ -6,7 +6,7 @@ import ast
 from types import FrameType
 from typing import Any
 
-# Names under which the runner offers what the prepared statements refer to.
+# Names that the prepared statements refer to, and that the runner defines.
 END = "__torchmedic_end__"
 AWAIT = "__torchmedic_await__"
 

@@ -13,7 +13,7 @@ from torchmedic.records.process import ProcessView
 from torchmedic.supervise.proc import pyspy
 
 NO_PYSPY = "py-spy is not installed"
-_MAX_FAILURES = 2  # of py-spy, before it is no longer tried
+_MAX_FAILURES = 2  # failures of py-spy, before it is no longer tried
 _PARALLEL_DUMPS = 4
 
 

@@ -28,7 +28,7 @@ _TIGHT_INTERVAL_SECONDS = 0.2
 _SLACK_SECONDS = 0.05  # a look may come a little early
 _YOUNG_RUN_SECONDS = 20.0  # a young run needs more samples to show its growth
 _YOUNG_INTERVAL_SECONDS = 0.4
-_TIGHT_SHARE = 0.7  # of the limit
+_TIGHT_SHARE = 0.7  # share of the limit
 _QUESTION_GROWTH_SHARE = 0.05  # of the limit: growth after which a process is asked what it holds, and asked again
 _QUESTION_INTERVAL_SECONDS = 0.4
 _MAX_QUESTIONS = 10  # per run
@@ -38,7 +38,7 @@ _MAX_SAMPLES = 150
 _FOLDERS_INTERVAL_SECONDS = 30.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_PROCESSES = 64
-_ALIKE_SHARE = 0.5  # of the growth of the process that grew most
+_ALIKE_SHARE = 0.5  # share of the growth of the process that grew most
 _WORKER = "pt_data_worker"  # torch's name for a DataLoader worker
 
 

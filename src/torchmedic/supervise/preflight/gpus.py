@@ -13,7 +13,7 @@ from torchmedic.supervise.preflight.cards import EXCLUSIVE, PROHIBITED, Card, Ca
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 from torchmedic.supervise.preflight.questions import TorchFacts
 
-_MAX_IDLE_SHARE = 0.05  # of a GPU's memory, and
+_MAX_IDLE_SHARE = 0.05  # share of a GPU's memory, and
 _MAX_IDLE_BYTES = 1 << 30  # the driver and idle contexts hold less
 _DESKTOP_BYTES = 1 << 30  # that a desktop needs
 _HIDDEN = ("", "-1", "none", "NoDevFiles")

@@ -17,7 +17,7 @@ from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok,
 _MIN_FILES = 1024  # the default of a shell
 _MIN_STACK_BYTES = 8 << 20
 _MIN_LOCKED_BYTES = 64 << 20
-_IDLE_THREADS = 8  # of a process that uses torch, besides those that compute
+_IDLE_THREADS = 8  # threads of a process that uses torch, besides those that compute
 _Limits = Callable[[int], tuple[int, int]]
 
 

@@ -13,7 +13,7 @@ from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok,
 
 _DOCKER_SHM_BYTES = 64 << 20  # the default of a container
 _LOW_BYTES = 1 << 30  # torch alone takes about a third of it, with CUDA two or three times as much
-_MAX_STALL_PERCENT = 10.0  # of ten seconds in which nothing could run because memory was short
+_MAX_STALL_PERCENT = 10.0  # percent of ten seconds in which nothing could run because memory was short
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 

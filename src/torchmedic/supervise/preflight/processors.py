@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchmedic.supervise.preflight.finding import Finding, Situation, fail, ok, warn
 
-_MAX_THROTTLED_SHARE = 0.05  # of the periods so far; the start of a container causes less
+_MAX_THROTTLED_SHARE = 0.05  # share of the periods so far; the start of a container causes less
 
 
 def check(situation: Situation) -> Iterator[Finding]:

@@ -138,7 +138,7 @@ def _compare_threads(before: ThreadView | None, after: ThreadView, seconds: floa
 
 
 def _rate(before: tuple[int, ...], after: tuple[int, ...], index: int, seconds: float) -> float | None:
-    """Bytes per second: through system calls (pipes and cache included) or from the disk (mapped files), the larger."""
+    """Bytes per second: what system calls moved (pipes, cache) or what came from the disk, the larger of both."""
     if not before or not after:
         return None
     through_calls = after[index] - before[index]

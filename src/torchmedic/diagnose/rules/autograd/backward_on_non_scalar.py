@@ -34,7 +34,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     by_grad = evidence.find("grad") is not None
     draft = check.draft(evidence, "proven")
-    draft.message = f"the gradient of a tensor with {loss.numel()} elements was asked for; a loss has one"
+    draft.message = f"the gradient of a tensor with {loss.numel()} elements was asked for; a loss has one element"
     draft.cause = f"the tensor is {shape(loss)}, and nothing says how its elements are to be weighed"
     draft.at(*evidence.at_user_line("cause", f"{shape(loss)}: {loss.numel()} elements, not one"))
     origin = _made(evidence, loss)

@@ -83,7 +83,7 @@ def _out_of_memory(evidence: RaisedEvidence, fault: DeviceFault, library: str) -
     draft.message = f"{library} found no memory left: {_size(free)} of {_size(total)} are free on the GPU"
     draft.cause = f"{library} asks for memory of its own, beside what torch has set aside"
     draft.because(
-        f"torch has {_size(mine)} of it set aside, others and CUDA itself {_size(max(total - free - mine, 0))}"
+        f"torch has {_size(mine)} of it set aside, other processes and CUDA {_size(max(total - free - mine, 0))}"
     )
     draft.help("leave memory free: a smaller batch, or no other process on this GPU")
     draft.help("make torch set aside less: `torch.cuda.set_per_process_memory_fraction(0.9)`")

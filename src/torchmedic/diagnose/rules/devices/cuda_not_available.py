@@ -44,7 +44,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if not (evidence.is_torchs or evidence.from_loader):
         return None
     if "AttributeError" in evidence.kinds and not evidence.says("torch._C"):
-        return None  # of an object of the user's
+        return None  # the call is one of the user's own objects
     fault = device_fault_of(evidence.error)
     setup = read_setup()
     lacks_driver = fault is not None and fault.code == 35 and setup.lacks_driver

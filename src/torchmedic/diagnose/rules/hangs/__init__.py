@@ -1,1 +1,1 @@
-"""TM5xx: the run does not get on. Each rule is asked about a `Stall`, the specific before the general."""
+"""TM5xx: the run makes no progress. Each rule is asked about a `Stall`, the specific before the general."""

@@ -31,7 +31,7 @@ def gpus(stall: Stall) -> list[GpuState]:
 def spins(stall: Stall) -> bool:
     """Whether a kernel runs all the time, touches no memory, and draws hardly any power.
 
-    A GPU that gets on from mark to mark does something, however little power that takes.
+    A GPU that goes on from mark to mark does something, however little power that takes.
     """
     inner = stall.inner
     if inner is None or inner.marks_moved:

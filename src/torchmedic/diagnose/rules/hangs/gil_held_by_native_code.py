@@ -24,7 +24,7 @@ _MIN_STARVED_DEMAND = 0.3  # of a core, that our thread wants and does not get
 _MIN_SHARE_OF_CORE = 0.1
 _MIN_TURNS = 8  # turns on a core in which our thread would have had the GIL, had it been free
 _MIN_WAKES_PER_SECOND = 50.0  # a thread that waits for the GIL asks again every five milliseconds
-_MIN_WORK_SECONDS_PER_WAKE = 0.0002  # to ask for the GIL takes less
+_MIN_WORK_SECONDS_PER_WAKE = 0.0002  # a thread that only asks for the GIL works less
 
 
 @stall_rule("TM501", "gil-held-by-native-code")

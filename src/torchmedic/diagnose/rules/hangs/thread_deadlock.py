@@ -60,7 +60,7 @@ def _awaited(thread: PyThread, view: InsideView) -> int | None:
     if wanted.owner is not None:
         return wanted.owner
     holders = [each for each in view.threads if any(lock.identity == wanted.identity for lock in each.holds)]
-    # Whoever waits for a lock at a line does not hold it by that line.
+    # A thread that waits for a lock at a line does not hold the lock by that line.
     return holders[0].ident if len(holders) == 1 else None
 
 

@@ -24,9 +24,9 @@ from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.user_code import is_user_file, relative
 
-_MIN_ROW_SHARE = 0.01  # of the total: smaller rows are summed up
+_MIN_ROW_SHARE = 0.01  # share of the total: smaller rows are summed up
 _MAX_LINES = 4
-_MIN_BLAMED_SHARE = 0.03  # of all tensors, with what is asked for: no line is to blame for less
+_MIN_BLAMED_SHARE = 0.03  # share of all tensors, with what is asked for: no line is to blame for less
 
 
 def table(autopsy: Autopsy) -> list[str]:

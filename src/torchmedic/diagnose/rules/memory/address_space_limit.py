@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchmedic.evidence.exception import RaisedEvidence
     from torchmedic.evidence.memory.autopsy import Autopsy
 
-_MIN_RESIDENT_SHARE = 0.5  # of what is mapped: where less is in memory, the limit counts mostly what is not used
+_MIN_RESIDENT_SHARE = 0.5  # share of what is mapped: where less is in memory, the limit counts mostly what is not used
 
 
 @rule("TM414", "address-space-limit")

@@ -32,10 +32,10 @@ from torchmedic.evidence.memory.source.fillers import Filler, fillers_of, is_loo
 from torchmedic.evidence.memory.source.run_again import is_run_again
 from torchmedic.source.syntax import callee
 
-_MIN_SHARE = 0.25  # of all tensors
+_MIN_SHARE = 0.25  # share of all tensors
 _MIN_ITEMS = 4
 _MAX_SHARE_OF_ONE = 0.7
-_MAX_COPIES = 4  # of the tensor that grows, in what is asked for
+_MAX_COPIES = 4  # copies of the tensor that grows, in what is asked for
 
 
 class Collection(NamedTuple):

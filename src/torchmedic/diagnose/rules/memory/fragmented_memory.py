@@ -19,7 +19,7 @@ from torchmedic.diagnose.rules.memory._table import shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 
-_MIN_UNUSED_SHARE = 0.2  # of what the allocator has reserved
+_MIN_UNUSED_SHARE = 0.2  # share of what the allocator has reserved
 
 
 @rule("TM407", "fragmented-memory")

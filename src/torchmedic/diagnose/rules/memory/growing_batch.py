@@ -21,7 +21,7 @@ from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.evidence.memory.batch_sizes import comparable, is_growing
 from torchmedic.evidence.memory.grown_tensors import grown_input
 
-_MIN_ASKED_SHARE = 0.25  # of all tensors: what is asked for must be for what has grown, and not the last straw
+_MIN_ASKED_SHARE = 0.25  # share of all tensors: what is asked for must be for what has grown, and not the last straw
 
 
 @rule("TM411", "growing-batch")

@@ -23,9 +23,9 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import size
 from torchmedic.records.memory import HeldMemory, HostAlarm, comparable
 
-_MIN_OWN_SHARE = 0.5  # of what came lately, from which on the run itself is to blame
-_MIN_PROCESS_SHARE = 0.25  # of what a process holds, from which on one of its holders is to blame
-_MIN_HOLDER_SHARE = 0.02  # of the limit, from which on a holder is named
+_MIN_OWN_SHARE = 0.5  # share of what came lately, from which on the run itself is to blame
+_MIN_PROCESS_SHARE = 0.25  # share of what a process holds, from which on one of its holders is to blame
+_MIN_HOLDER_SHARE = 0.02  # share of the limit, from which on a holder is named
 
 
 class _Rise(NamedTuple):

@@ -35,9 +35,9 @@ from torchmedic.evidence.memory.source.fillers import Filler, assigned_at, fille
 from torchmedic.evidence.memory.wanted_graphs import evaluation_of, in_parts, is_wanted
 from torchmedic.source.syntax import nodes_in
 
-_MIN_SHARE = 0.25  # of all tensors
+_MIN_SHARE = 0.25  # share of all tensors
 _MIN_SHARE_WANTED = 0.5  # of all tensors, of graphs that a backward is still to go through
-_MIN_GROWN_SHARE = 0.1  # of all that the process has
+_MIN_GROWN_SHARE = 0.1  # share of all that the process has
 _WARNINGS = ("TM450", "TM451")
 _CONTAINERS = (list, tuple, set, deque, dict)
 

@@ -77,5 +77,5 @@ def attribute_of(holder: Holder, owner: Any, name: str, item: Any) -> Holder:
         return linked
     path = f"{holder.path}.{name}"
     if not is_users(type(owner)) and not isinstance(owner, torch.nn.Module | torch.Tensor | threading.local):
-        return holder._replace(path=path, owner=item, edges=edges)  # the user's code knows it by its owner
+        return holder._replace(path=path, owner=item, edges=edges)  # the user's code reaches it through its owner
     return holder._replace(path=path, owner=item, parent=owner, attribute=name, edges=edges)

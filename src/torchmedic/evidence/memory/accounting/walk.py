@@ -34,10 +34,10 @@ from torchmedic.source.user_variables import user_modules
 _MAX_OBJECTS = 400_000
 _MAX_LENT_OBJECTS = 100_000  # for what functions were given, which comes last
 _MAX_DEPTH = 12  # names on the way; where there is one name for many pieces, these may lead to each other for long
-_MAX_ATTRIBUTES = 64  # of one object; more are no names but keys
+_MAX_ATTRIBUTES = 64  # attributes of one object; more are no names but keys
 _MAX_NAMED_ITEMS = 16  # keys of a dict that are named one by one
-_MAX_PLAIN_ITEMS = 10_000  # of a container that are all looked at, where the first are plain objects
-_MIN_BYTES = 1 << 20  # of plain objects that are worth a note
+_MAX_PLAIN_ITEMS = 10_000  # items of a container that are all looked at, where the first are plain objects
+_MIN_BYTES = 1 << 20  # bytes of plain objects that are worth a note
 _MIN_RUN, _SAMPLES = 512, 64  # items of a list of numbers, and how many of them are looked at
 _LEAVES = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device, torch.Size)
 _PLAIN = frozenset({*_LEAVES, bytearray})

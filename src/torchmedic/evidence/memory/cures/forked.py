@@ -30,7 +30,7 @@ from torchmedic.observe.memory import headroom
 SECONDS = 12.0  # for all trials of one failure
 LONGEST = 3.0  # a step that takes longer is not run again: a copy has but one thread
 _GRACE_SECONDS = 2.0
-_MAX_HALVINGS = 6  # of the batch
+_MAX_HALVINGS = 6  # halvings of the batch
 _MIN_FREE_TIMES_LIMIT = 2.0  # times what the process may have that the host must have free
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0  # for all trials of one failure
 _MAX_REPLAY_BYTES = 256 << 20  # bytes of the address space that a replay may need at most
-_MAX_NEEDED_SHARE = 0.9  # of what the step needs: a change that saves less is none
+_MAX_NEEDED_SHARE = 0.9  # share of what the step needs: a change that saves less is none
 
 
 class Tried(NamedTuple):

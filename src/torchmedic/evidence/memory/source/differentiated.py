@@ -45,7 +45,7 @@ def is_differentiated(frames: Sequence[Frame]) -> bool:
 
 
 def is_variable_differentiated(frames: Sequence[Frame], code: CodeType, name: str) -> bool:
-    """Whether backward may go through what a variable of a running function holds: there, or where that returns it."""
+    """Whether backward may go through the value of a variable, in its function or where the function returns it."""
     for position, frame in reversed(list(enumerate(frames))):
         if frame.live.f_code is code:
             body = function_body(frame)
