@@ -15,7 +15,7 @@ from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import GraphHolder, Import, bindings_of, named
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.lookup.layer_construction import class_nodes
 from torchmedic.source.objects.graph import nodes_behind
 from torchmedic.source.spots import spot_of_frame, spot_of_traced
 from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, innermost, nodes_in, syntax_tree
@@ -102,10 +102,7 @@ def _holders(failure: BackwardFailure, found: Import) -> Iterator[tuple[GraphHol
 
 def _scopes(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) -> Iterator[tuple[str, ast.AST]]:
     if holder.owner is not None:
-        for kind in type(holder.owner).__mro__:
-            found = class_node(kind)
-            if found is not None:
-                yield found
+        yield from class_nodes(type(holder.owner))
         for file in dict.fromkeys(frame.file for frame in failure.evidence.frames if frame.is_user):
             tree = syntax_tree(file)
             if tree is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place
-from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.lookup.layer_construction import class_nodes
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.returns import with_return_line
 from torchmedic.source.syntax import has_line, own_nodes
@@ -57,11 +57,7 @@ def _code(kind: type, *names: str) -> CodeType | None:
 
 def method_node(kind: type, *names: str) -> tuple[str, ast.FunctionDef] | None:
     """The syntax of a method of a Function, the first of these names that it or a base of it defines."""
-    for base in kind.__mro__:
-        found = class_node(base)
-        if found is None:
-            continue
-        file, body = found
+    for file, body in class_nodes(kind):
         for name in names:
             for node in body.body:
                 if isinstance(node, ast.FunctionDef) and node.name == name:

@@ -145,16 +145,15 @@ def class_node(kind: type) -> tuple[str, ast.ClassDef] | None:
 _CODE = type(class_node.__code__)
 
 
+def class_nodes(kind: type) -> Iterator[tuple[str, ast.ClassDef]]:
+    """The syntax of a class and of its bases, as far as there is source."""
+    return filter(None, map(class_node, kind.__mro__))
+
+
 def _built_in_class(owner: type, path: str, kind: type | None = None) -> tuple[str, ast.expr] | None:
     """The call that built `self.<path>` in a class or its bases; None where several could have."""
     head, *rest = path.split(".")
-    for base in owner.__mro__:
-        if base in (nn.Module, object):
-            break
-        found = class_node(base)
-        if found is None:
-            continue
-        file, body = found
+    for file, body in class_nodes(owner):
         made = list(_values_of(body, head))
         calls = [call for value in made if (call := _descend(value, rest)) is not None]
         if kind is not None and len(made) > 1:

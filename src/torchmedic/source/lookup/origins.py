@@ -25,7 +25,7 @@ from torchmedic.source.lookup.layer_construction import (
     _built_in_class,
     _descend,
     built_at,
-    class_node,
+    class_nodes,
     is_attribute_of,
     module_path,
     own_names,
@@ -174,11 +174,7 @@ def _attribute_origin(node: ast.Attribute, frame: Frame, holds: bool) -> Origin 
 
 def attribute_assignments(kind: type, attr: str) -> Iterator[tuple[str, ast.stmt]]:
     """Every statement of a class and its bases that assigns `self.attr` or registers it as buffer or parameter."""
-    for base in kind.__mro__:
-        found = class_node(base)
-        if found is None:
-            continue
-        file, body = found
+    for file, body in class_nodes(kind):
         own = own_names(body)
         for statement in ast.walk(body):
             targets: list[ast.expr] = []

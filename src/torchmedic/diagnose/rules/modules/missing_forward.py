@@ -19,7 +19,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import layer_name
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.live_frames import place
-from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.lookup.layer_construction import class_nodes
 
 
 @rule("TM172", "missing-forward")
@@ -44,11 +44,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 def _look_alike(module: nn.Module, draft: Draft) -> None:
     """A method that was meant to be `forward`."""
-    for kind in type(module).__mro__:
-        found = class_node(kind)
-        if found is None:
-            continue
-        file, body = found
+    for file, body in class_nodes(type(module)):
         own = {node.name: node for node in body.body if isinstance(node, ast.FunctionDef)}
         for method in own.values():
             for inner in ast.walk(method):

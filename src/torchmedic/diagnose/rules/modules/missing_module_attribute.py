@@ -24,7 +24,7 @@ from torchmedic.diagnose.words.tensors import built_here, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
-from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.lookup.layer_construction import class_node, class_nodes
 from torchmedic.source.lookup.origins import attribute_assignments
 
 _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
@@ -126,14 +126,13 @@ def _assigned_elsewhere(evidence: RaisedEvidence, module: nn.Module, name: str, 
         draft.at(node_location("origin", file, statement, f"`{name}` is assigned here, which has not run yet"))
         draft.help("run that assignment before the attribute is used")
         return True
-    for kind in type(module).__mro__:
-        found = class_node(kind)
-        for method in found[1].body if found is not None else ():
-            if not isinstance(method, ast.FunctionDef) or method.name != "__init__" or found is None:
+    for file, body in class_nodes(type(module)):
+        for method in body.body:
+            if not isinstance(method, ast.FunctionDef) or method.name != "__init__":
                 continue
             for inner in ast.walk(method):
                 if isinstance(inner, ast.Assign) and any(_is_name(target, name) for target in inner.targets):
-                    draft.at(node_location("origin", found[0], inner, f"`{name}` is a local variable here"))
+                    draft.at(node_location("origin", file, inner, f"`{name}` is a local variable here"))
                     draft.help(f"assign it to the module: `self.{name} = ...`")
                     return True
     return False

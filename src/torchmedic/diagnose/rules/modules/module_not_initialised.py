@@ -19,7 +19,7 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.live_frames import node_location, place
-from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.lookup.layer_construction import class_nodes
 
 
 @rule("TM171", "module-not-initialised")
@@ -39,19 +39,18 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 
 def _where(module: nn.Module, draft: Draft) -> None:
-    for kind in type(module).__mro__:
-        found = class_node(kind)
-        init = next((node for node in found[1].body if _is_init(node)), None) if found is not None else None
-        if found is None or init is None:
+    for file, body in class_nodes(type(module)):
+        init = next((node for node in body.body if _is_init(node)), None)
+        if init is None:
             continue
         calls = [node for node in ast.walk(init) if _is_super_init(node)]
         late = next((node for node in calls if isinstance(node, ast.Call)), None)
         if late is not None:
-            draft.at(node_location("origin", found[0], late, "it is called here, which has not run yet"))
+            draft.at(node_location("origin", file, late, "it is called here, which has not run yet"))
         elif calls:
-            draft.at(node_location("origin", found[0], calls[0], "it is named here, but not called"))
+            draft.at(node_location("origin", file, calls[0], "it is named here, but not called"))
         else:
-            draft.at(place("origin", found[0], init.lineno, f"this `__init__` of `{kind.__name__}` does not call it"))
+            draft.at(place("origin", file, init.lineno, f"this `__init__` of `{body.name}` does not call it"))
         return
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.lookup.failing_call import Argument, Call
 
@@ -186,3 +187,18 @@ def in_our_words(evidence: RaisedEvidence, messages: Iterable[tuple[str, str]]) 
         if (found := re.search(pattern, evidence.message, re.M)) is not None:
             return words.format(*found.groups())
     return None
+
+
+def by_message(
+    rule: Rule[RaisedEvidence],
+    evidence: RaisedEvidence,
+    messages: Iterable[tuple[str, str]],
+    happened: str,
+    advice: str,
+) -> Draft | None:
+    """The diagnosis from torch's message, where an operand could not be read. `happened` has a `{}` for the sizes."""
+    why = in_our_words(evidence, messages) if evidence.is_torchs else None
+    if why is None:
+        return None
+    draft = rule.draft(evidence, "likely", happened.format(why), f"torch says: {why}")
+    return draft.at(*evidence.at_user_line("cause", why)).help(advice)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._elementwise import ELEMENTWISE, Misfit, misfit_of, misfit_of_loss, misfit_of_mask
-from torchmedic.diagnose.rules.shapes._shapes import in_our_words
+from torchmedic.diagnose.rules.shapes._shapes import by_message
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 
@@ -67,16 +67,15 @@ _MESSAGES = (
     (r"indexing tensors could not be broadcast together with shapes (\[[\d, ]*\]), (\[[\d, ]*\])", "{0} meets {1}"),
     (r"Shape mismatch: objects cannot be broadcast to a single shape", "the shapes do not broadcast"),
 )  # fmt: skip
+_ADVICE = "make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two"
 
 
 def _from_message(evidence: RaisedEvidence) -> Draft | None:
-    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
-    if why is None:
+    draft = by_message(check, evidence, _MESSAGES, "shapes that do not broadcast: {}", _ADVICE)
+    if draft is None:
         return None
-    draft = check.draft(evidence, "likely", f"shapes that do not broadcast: {why}", f"torch names these sizes: {why}")
-    draft.at(*evidence.at_user_line("cause", why))
     call = evidence.calls[-1] if evidence.calls else None
     for known in call.tensors if call is not None else []:
         draft.because(f"{argument_text(known)} is one of the operands")
         draft.at(made_here(evidence, known.value, f"becomes {shape(known.value)}"))
-    return draft.help("make the sizes agree: squeeze, unsqueeze, transpose or cut one of the two")
+    return draft

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.shapes._shapes import in_our_words
+from torchmedic.diagnose.rules.shapes._shapes import by_message
 from torchmedic.diagnose.words.tensors import built_here, count, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.lookup.failing_call import Call
@@ -46,7 +46,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     layer = layer_of(evidence, call)
     found = (_in_call(call) if call is not None else None) or _in_layer(evidence, layer) or _dimensions(evidence)
     if found is None:
-        return _from_message(evidence)
+        return by_message(check, evidence, _MESSAGES, "a layer was given {}", _ADVICE)
     op = call.op if call is not None else evidence.calls[0].op if evidence.calls else "layer"
     name = layer_name(evidence, layer) if layer is not None else f"`{op.lstrip('_')}`"
     draft = check.draft(evidence, "proven")
@@ -191,12 +191,4 @@ _MESSAGES = (
         "[{1}] where it takes {0}",
     ),
 )
-
-
-def _from_message(evidence: RaisedEvidence) -> Draft | None:
-    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
-    if why is None:
-        return None
-    draft = check.draft(evidence, "likely", f"a layer was given {why}", f"torch names these sizes: {why}")
-    draft.at(*evidence.at_user_line("cause", why))
-    return draft.help("bring the input to the number of channels that the layer was built for, or rebuild the layer")
+_ADVICE = "bring the input to the number of channels that the layer was built for, or rebuild the layer"

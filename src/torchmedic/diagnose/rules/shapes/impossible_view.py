@@ -18,7 +18,7 @@ import math
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.shapes._shapes import in_our_words
+from torchmedic.diagnose.rules.shapes._shapes import by_message
 from torchmedic.diagnose.words.tensors import argument_text, count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.lookup.failing_call import Argument, Call
@@ -35,7 +35,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         found = _view(evidence, call)
         if found is not None:
             return found
-    return _unflatten(evidence) or _from_message(evidence)
+    return _unflatten(evidence) or by_message(check, evidence, _MESSAGES, "a view that is not possible: {}", _ADVICE)
 
 
 def _view(evidence: RaisedEvidence, call: Call) -> Draft | None:
@@ -134,12 +134,4 @@ _MESSAGES = (
     (r"only one dimension can be inferred", "more than one size is left open"),
     (r"Cannot view a tensor with shape (.*) and strides (.*) as a tensor with shape (.*?)[!.]?$", "{0} as {2}"),
 )
-
-
-def _from_message(evidence: RaisedEvidence) -> Draft | None:
-    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
-    if why is None:
-        return None
-    draft = check.draft(evidence, "likely", f"a view that is not possible: {why}", f"torch says: {why}")
-    draft.at(*evidence.at_user_line("cause", why))
-    return draft.help("compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`")
+_ADVICE = "compute the sizes from the tensor (`x.size(0)`, `-1`); after a transpose use `reshape`"

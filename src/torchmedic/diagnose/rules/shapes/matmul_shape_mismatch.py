@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS, Clash, in_our_words, product_clash
+from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS, Clash, by_message, product_clash
 from torchmedic.diagnose.words.tensors import argument_text, built_here, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.lookup.failing_call import Call
@@ -38,7 +38,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
             if layer is not None and clash.wanted:
                 return _layer(evidence, layer, clash.left.value, clash.wanted)
             return _operation(evidence, call, clash)
-    return _width(evidence) or _from_message(evidence)
+    return _width(evidence) or by_message(check, evidence, _MESSAGES, "in a matrix product {}", _ADVICE)
 
 
 def _width(evidence: RaisedEvidence) -> Draft | None:
@@ -110,13 +110,4 @@ _MESSAGES = (
     (r"with shapes (\[[\d, ]+\]) and (\[[\d, ]+\]) cannot be multiplied", "{0} cannot be multiplied by {1}"),
     (r"input.size\(-1\) must be equal to input_size. Expected (\d+), got (\d+)", "{1} features meet {0}"),
 )
-
-
-def _from_message(evidence: RaisedEvidence) -> Draft | None:
-    """Where an operand could not be read, torch names the sizes."""
-    why = in_our_words(evidence, _MESSAGES) if evidence.is_torchs else None
-    if why is None:
-        return None
-    draft = check.draft(evidence, "likely", f"in a matrix product {why}", f"torch names these sizes: {why}")
-    draft.at(*evidence.at_user_line("cause", why))
-    return draft.help("make the inner sizes agree: transpose or reshape an operand, or build the layer for its input")
+_ADVICE = "make the inner sizes agree: transpose or reshape an operand, or build the layer for its input"
