@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Spot
 
 Syntax = TypeVar("Syntax", bound=ast.AST)
+P = ParamSpec("P")
 
 _MAX_TRIALS = 6
 _MODULES = frozenset("torch F nn functional special linalg math th".split())
@@ -39,6 +40,17 @@ def first_that_passes(evidence: NumbersEvidence, cures: Iterable[Cure]) -> Treat
         if tried is not None:
             return tried
     return None
+
+
+def first_at_origin(
+    evidence: NumbersEvidence,
+    cures: Callable[Concatenate[ast.expr, Spot, P], Iterable[Cure]],
+    *args: P.args,
+    **named: P.kwargs,
+) -> Treatment | None:
+    """Try the cures for the user's expression at the origin, made by `cures(expression, spot, ...)`."""
+    found = expression(evidence)
+    return first_that_passes(evidence, cures(*found, *args, **named)) if found is not None else None
 
 
 # Writing source

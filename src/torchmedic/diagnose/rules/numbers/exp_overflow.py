@@ -17,15 +17,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures.numbers import (
-    Cure,
-    expression,
-    fill,
-    first_that_passes,
-    operand_of,
-    with_operand,
-    written,
-)
+from torchmedic.diagnose.cures.numbers import Cure, fill, first_at_origin, operand_of, with_operand, written
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._expressions import enclosing, only_use
@@ -57,15 +49,11 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     label = f"{op.kind}({peak:.4g}) is infinite"
     draft = begin(check, evidence, f"overflow of `{op.kind}`", why, label=label, bad=bad)
     draft.because(f"the argument is {described(argument)}", f"the largest magnitude that overflows is {largest:.6g}")
-    draft.treat(first_that_passes(evidence, _cures(evidence)))
+    draft.treat(first_at_origin(evidence, _cures))
     return finish(draft, evidence)
 
 
-def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
-    found = expression(evidence)
-    if found is None:
-        return
-    node, spot = found
+def _cures(node: ast.expr, spot: Spot) -> Iterator[Cure]:
     argument = operand_of(node, *_EXPONENTIALS)
     if argument is None:
         return

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from torchmedic.diagnose.cures.numbers import Cure, expression, first_that_passes, operand_of
+from torchmedic.diagnose.cures.numbers import Cure, first_at_origin, operand_of
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.bad_value_origins import is_deliberate
-from torchmedic.replay.trace.microscope import Captured, Op
+from torchmedic.replay.trace.microscope import Captured, Op, Spot
 
 _CTC = frozenset("ctc_loss cudnn_ctc_loss".split())
 
@@ -65,7 +65,7 @@ def _of_ctc(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
     label = "the target is longer than the input allows"
     draft = begin(check, evidence, event, why, label=label, bad=bad)
     draft.because(*facts)
-    draft.treat(first_that_passes(evidence, _ctc_cures(evidence)) or _module_cure(evidence))
+    draft.treat(first_at_origin(evidence, _ctc_cures) or _module_cure(evidence))
     return finish(draft, evidence)
 
 
@@ -87,11 +87,7 @@ def _repeats(captured: Captured, row: int) -> int:
     return int((labels[1:] == labels[:-1]).sum().item())
 
 
-def _ctc_cures(evidence: NumbersEvidence) -> Iterator[Cure]:
-    found = expression(evidence)
-    if found is None:
-        return
-    node, spot = found
+def _ctc_cures(node: ast.expr, spot: Spot) -> Iterator[Cure]:
     if not isinstance(node, ast.Call) or operand_of(node, "ctc_loss") is None:
         return
     changed = copy.deepcopy(node)

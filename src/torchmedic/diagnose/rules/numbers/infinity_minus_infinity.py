@@ -16,12 +16,12 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, written
+from torchmedic.diagnose.cures.numbers import Cure, fill, first_at_origin, written
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Location
-from torchmedic.replay.trace.microscope import Captured, Leaf, Op
+from torchmedic.replay.trace.microscope import Captured, Leaf, Op, Spot
 
 _SUMS = frozenset("add sub rsub sum mean cumsum logcumsumexp diff logaddexp addmm baddbmm var std".split())
 _PRODUCTS = frozenset("mul mm bmm matmul addcmul dot mv addmv linear prod".split())
@@ -44,7 +44,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft = begin(check, evidence, formula, why, label=f"{formula} is NaN", bad=bad)
     draft.at(_written_at(evidence, op))
     draft.because(*(f"an operand is {described(tensor)}" for tensor in captured.tensors[:3]))
-    draft.treat(first_that_passes(evidence, _cures(evidence)))
+    draft.treat(first_at_origin(evidence, _cures))
     return finish(draft, evidence)
 
 
@@ -71,11 +71,7 @@ def _written_at(evidence: NumbersEvidence, op: Op) -> Location | None:
     return None
 
 
-def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
-    found = expression(evidence)
-    if found is None:
-        return
-    node, spot = found
+def _cures(node: ast.expr, spot: Spot) -> Iterator[Cure]:
     match node:
         case ast.BinOp(op=ast.Mult(), left=left, right=right):
             mask, constant = (left, right) if _is_infinite(right) else (right, left)

@@ -17,15 +17,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures.numbers import (
-    Cure,
-    expression,
-    fill,
-    first_that_passes,
-    operand_of,
-    with_operand,
-    written,
-)
+from torchmedic.diagnose.cures.numbers import Cure, fill, first_at_origin, operand_of, with_operand, written
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share, why_zero
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -63,7 +55,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     value = op.inputs[position if len(op.inputs) > position else -1]
     draft.at(origin(evidence, value, why_zero(evidence, wrong) if not negative else _why_negative(evidence, wrong)))
     draft.because(f"the argument is {described(argument)}")
-    draft.treat(first_that_passes(evidence, _cures(evidence, op, negative)))
+    draft.treat(first_at_origin(evidence, _cures, evidence, op, negative))
     return finish(draft, evidence)
 
 
@@ -91,11 +83,7 @@ def _of_determinant(evidence: NumbersEvidence, captured: Captured) -> Draft | No
     return finish(draft, evidence)
 
 
-def _cures(evidence: NumbersEvidence, op: Op, negative: bool) -> Iterator[Cure]:
-    found = expression(evidence)
-    if found is None:
-        return
-    node, spot = found
+def _cures(node: ast.expr, spot: Spot, evidence: NumbersEvidence, op: Op, negative: bool) -> Iterator[Cure]:
     argument = operand_of(node, *_LOGS)
     if argument is None:
         if operand_of(node, "xlogy") is not None and isinstance(node, ast.Call) and len(node.args) == 2:

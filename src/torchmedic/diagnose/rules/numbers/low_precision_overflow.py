@@ -18,14 +18,14 @@ from collections.abc import Iterator
 import torch
 
 from torchmedic.diagnose.cures.edits import statement_at, whole
-from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, with_operand
+from torchmedic.diagnose.cures.numbers import Cure, fill, first_at_origin, first_that_passes, with_operand
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._expressions import same_place, spot_of
 from torchmedic.diagnose.rules.numbers._slopes import in_float32
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.replay.trace.microscope import Captured, Op
+from torchmedic.replay.trace.microscope import Captured, Op, Spot
 from torchmedic.replay.trace.values import number
 from torchmedic.source.syntax import syntax_tree
 
@@ -60,7 +60,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.because(*(f"an operand is {described(tensor)}" for tensor in captured.tensors[:3]))
     casting = _autocast(evidence, op)
     draft.because("autocast chose the type" if casting else "")
-    draft.treat(first_that_passes(evidence, _islands(evidence, captured, casting)))
+    draft.treat(first_at_origin(evidence, _islands, captured, casting))
     draft.treat(first_that_passes(evidence, _wider(evidence)))
     return finish(draft, evidence)
 
@@ -77,12 +77,8 @@ def _autocast(evidence: NumbersEvidence, op: Op) -> bool:
     return bool(evidence.agent.notes.autocast)
 
 
-def _islands(evidence: NumbersEvidence, captured: Captured, casting: bool) -> Iterator[Cure]:
+def _islands(node: ast.expr, spot: Spot, captured: Captured, casting: bool) -> Iterator[Cure]:
     """The line in float32."""
-    found = expression(evidence)
-    if found is None:
-        return
-    node, spot = found
     changed = _in_float32(node)
     if changed is None:
         return

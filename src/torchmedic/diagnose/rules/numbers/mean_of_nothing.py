@@ -15,11 +15,11 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_that_passes, operand_of, written
+from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_at_origin, operand_of, written
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, origin
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.replay.trace.microscope import Captured, Op
+from torchmedic.replay.trace.microscope import Captured, Op, Spot
 
 _NLL = frozenset("nll_loss_forward nll_loss2d_forward nll_loss_nd".split())
 
@@ -47,7 +47,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         return "nothing is selected here" if maker.kind in _SELECTING else f"empty here: {list(operand.shape)}"
 
     draft.at(origin(evidence, op.inputs[empty[0]], why))
-    draft.treat(first_that_passes(evidence, _cures(evidence, op)))
+    draft.treat(first_at_origin(evidence, _cures))
     return finish(draft, evidence)
 
 
@@ -70,7 +70,7 @@ def _ignored(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
         return None
     draft = begin(check, evidence, "a loss averaged over nothing", why, label=label)
     draft.because(f"the scores are {list(scores.shape)}, the labels {list(labels.shape)}")
-    draft.treat(first_that_passes(evidence, _label_cures(evidence, int(ignored))))
+    draft.treat(first_at_origin(evidence, _label_cures, int(ignored)))
     return finish(draft, evidence)
 
 
@@ -85,11 +85,7 @@ def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft | N
     return finish(draft, evidence)
 
 
-def _cures(evidence: NumbersEvidence, op: Op) -> Iterator[Cure]:
-    found = expression(evidence)
-    if found is None:
-        return
-    node, spot = found
+def _cures(node: ast.expr, spot: Spot) -> Iterator[Cure]:
     operand = operand_of(node, "mean")
     if operand is not None and isinstance(node, ast.Call) and len(node.args) <= 1 and not node.keywords:
         text = written(fill("A.sum() / max(A.numel(), 1)", A=operand), node)
@@ -100,11 +96,7 @@ def _cures(evidence: NumbersEvidence, op: Op) -> Iterator[Cure]:
         yield Cure("leave the term out when there is nothing to average", text, spot)
 
 
-def _label_cures(evidence: NumbersEvidence, ignored: int) -> Iterator[Cure]:
-    found = expression(evidence)
-    if found is None:
-        return
-    node, spot = found
+def _label_cures(node: ast.expr, spot: Spot, ignored: int) -> Iterator[Cure]:
     if not isinstance(node, ast.Call):
         return
     arguments = [*node.args, *(word.value for word in node.keywords if word.arg in ("input", "target"))]

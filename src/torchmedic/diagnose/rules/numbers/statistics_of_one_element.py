@@ -18,12 +18,12 @@ from collections.abc import Iterator
 
 import torch
 
-from torchmedic.diagnose.cures.numbers import Cure, expression, first_that_passes, operand_of
+from torchmedic.diagnose.cures.numbers import Cure, expression, first_at_origin, operand_of
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._expressions import enclosing
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.replay.trace.microscope import Captured, Op
+from torchmedic.replay.trace.microscope import Captured, Op, Spot
 
 _STATISTICS = ("std", "var", "std_mean", "var_mean")
 _NORMALISATIONS = frozenset("native_layer_norm native_group_norm native_batch_norm batch_norm_impl_index".split())
@@ -91,15 +91,11 @@ def _diagnosis(evidence: NumbersEvidence, kind: str, count: int, what: str) -> D
     if sizes == {1}:
         draft.because("the batch holds a single item")
         draft.help("drop the incomplete last batch: DataLoader(..., drop_last=True)")
-    draft.treat(first_that_passes(evidence, _cures(evidence)))
+    draft.treat(first_at_origin(evidence, _cures))
     return finish(draft, evidence)
 
 
-def _cures(evidence: NumbersEvidence) -> Iterator[Cure]:
-    found = expression(evidence)
-    if found is None:
-        return
-    node, spot = found
+def _cures(node: ast.expr, spot: Spot) -> Iterator[Cure]:
     if not isinstance(node, ast.Call) or operand_of(node, *_STATISTICS) is None:
         return
     plain = copy.deepcopy(node)
