@@ -11,7 +11,7 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 
@@ -62,11 +62,7 @@ class LoopEvidence:
     def calls_in(self, file: str, name: str) -> list[ast.Call]:
         """Every call of a function or class in a file."""
         tree = syntax_tree(file)
-        return [
-            node
-            for node in nodes_in(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
-        ]
+        return [node for node in calls_in(tree) if ast.unparse(node.func).split(".")[-1] == name]
 
     def classes(self, file: str) -> list[ast.ClassDef]:
         tree = syntax_tree(file)

@@ -75,6 +75,12 @@ def callee(call: ast.Call) -> str:
     return last_name(call.func)
 
 
+def calls_in(tree: ast.AST | None, *names: str) -> Iterator[ast.Call]:
+    """The calls below a node; only those of functions and methods with these names, if names are given."""
+    calls = (node for node in nodes_in(tree) if isinstance(node, ast.Call))
+    return (call for call in calls if callee(call) in names) if names else calls
+
+
 def first_line(function: ast.AST) -> int:
     """The first line of a function, decorators included, as in `co_firstlineno` of its code."""
     decorators = getattr(function, "decorator_list", [])

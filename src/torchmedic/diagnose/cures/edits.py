@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.spots import Place, spot_of_node
-from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import relative, source_line
 
 Candidate = tuple[str, Edit]  # the title of a treatment, and what it changes
@@ -131,7 +131,7 @@ def _plain_calls(file: str, node: ast.stmt, place: Spot, text: str) -> Iterator[
     """`x.relu_()` becomes `x.relu()`, `inplace=True` becomes False, `out=x` becomes an assignment."""
     changes: list[Change] = []
     owner: ast.expr | None = None
-    for call in (part for part in ast.walk(node) if isinstance(part, ast.Call)):
+    for call in calls_in(node):
         written = written_by(call)
         if written is None:
             continue

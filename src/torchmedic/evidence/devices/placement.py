@@ -18,7 +18,7 @@ from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
 from torchmedic.source.lookup.layers import roots
 from torchmedic.source.lookup.origins import user_argument
-from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.syntax import calls_in
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,11 +127,10 @@ def never_had_values(evidence: RaisedEvidence, split: Split) -> bool:
         return False
     trees = {frame.file: frame for frame in evidence.frames if frame.is_user}
     for frame in trees.values():
-        for node in nodes_in(frame.tree):
-            if isinstance(node, ast.Call) and callee(node) == "to":
-                given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "device")]
-                if any(str(read(value, frame)).startswith("meta") for value in given):
-                    return False
+        for node in calls_in(frame.tree, "to"):
+            given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "device")]
+            if any(str(read(value, frame)).startswith("meta") for value in given):
+                return False
     return True
 
 
@@ -169,9 +168,8 @@ def load_of(frames: list[Frame], optimizer: Any) -> tuple[str, ast.AST] | None:
     """The only call of the optimizer's `load_state_dict` in the files of the live frames."""
     found: dict[tuple[str, int], tuple[str, ast.AST]] = {}
     for frame in frames:
-        for node in nodes_in(frame.tree if frame.is_user else None):
-            if isinstance(node, ast.Call) and callee(node) == "load_state_dict":
-                owner = read(node.func.value, frame) if isinstance(node.func, ast.Attribute) else None
-                if owner is optimizer:
-                    found[frame.file, node.lineno] = (frame.file, node)
+        for node in calls_in(frame.tree if frame.is_user else None, "load_state_dict"):
+            owner = read(node.func.value, frame) if isinstance(node.func, ast.Attribute) else None
+            if owner is optimizer:
+                found[frame.file, node.lineno] = (frame.file, node)
     return next(iter(found.values())) if len(found) == 1 else None

@@ -21,7 +21,7 @@ from torchmedic.source.bindings import own_statements
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import function_body
-from torchmedic.source.syntax import callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, nodes_in, syntax_tree
 
 FACTORIES = frozenset(
     "tensor as_tensor zeros ones empty full eye arange linspace logspace rand randn randint randperm normal "
@@ -143,7 +143,7 @@ def _made_without_device(stray: Stray) -> Reason | None:
     if origin is not None and isinstance(origin.node, ast.expr) and origin.name != ast.unparse(origin.node):
         return None  # a loop header, which names where the values come from and not this one
     made = origin.value if origin is not None and origin.value is not None else node
-    calls = [(part, callee(part)) for part in ast.walk(made) if isinstance(part, ast.Call)]
+    calls = [(part, callee(part)) for part in calls_in(made)]
     if any(name in _MOVES for _, name in calls):
         return None
     for call, name in calls:

@@ -18,7 +18,7 @@ from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import CALLABLES, Path, callee, function_around, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import CALLABLES, Path, callee, calls_in, function_around, has_line, syntax_tree
 from torchmedic.source.user_variables import user_files
 
 _CACHE_PASSES = 3  # over the data, after which a cache has all of it
@@ -59,9 +59,7 @@ class LeakEvidence(GrownMemory):
     def at_call(self, role: Role, where: Place, method: str, label: str) -> Location:
         """The call of a method on a line, or the whole line."""
         calls = [
-            node
-            for node in nodes_in(syntax_tree(where.file))
-            if isinstance(node, ast.Call) and has_line(node, where.line) and callee(node) == method
+            node for node in calls_in(syntax_tree(where.file)) if has_line(node, where.line) and callee(node) == method
         ]
         if len(calls) == 1:
             return node_location(role, where.file, calls[0], label)

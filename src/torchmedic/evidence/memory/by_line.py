@@ -19,7 +19,7 @@ from torchmedic.evidence.memory.accounting.book import SavedHere
 from torchmedic.evidence.memory.accounting.saved_by_graph import saving_line
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place, Saved
 from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 Method = Literal["fake replay", "live graph", "live tensors"]
@@ -214,8 +214,8 @@ def _call(kind: type, name: str) -> Spot | None:
         node
         for function in nodes_in(tree)
         if isinstance(function, ast.FunctionDef) and function.name == "forward" and _begins(function, code)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{first}.{name}"
+        for node in calls_in(function)
+        if ast.unparse(node.func) == f"{first}.{name}"
     ]
     if len(calls) != 1:
         return None

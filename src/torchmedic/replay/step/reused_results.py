@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.source.assignments import names_written
+from torchmedic.source.syntax import calls_in
 from torchmedic.source.user_code import is_user_file
 
 _LIBRARIES = ("torch", "builtins", "math", "functools", "itertools", "operator")
@@ -51,9 +52,8 @@ def _is_name(node: ast.expr) -> bool:
 
 
 def _callees(node: ast.expr) -> Iterator[ast.expr]:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Call):
-            yield part.func
+    for part in calls_in(node):
+        yield part.func
 
 
 def _is_foreign(callee: ast.expr, variables: dict[str, Any]) -> bool:

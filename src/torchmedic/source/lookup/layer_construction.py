@@ -14,7 +14,7 @@ from torchmedic.records import Location
 from torchmedic.source.bindings import assignment_before, assignments, binds, own_statements
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.objects.parts import attributes
-from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 
@@ -160,9 +160,7 @@ def _built_in_class(owner: type, path: str, kind: type | None = None) -> tuple[s
             calls = [call for call in calls if _called_name(call) == kind.__name__]
         if kind is not None and (len(calls) != 1 or _called_name(calls[0]) != kind.__name__):
             # Built in a loop, by a list or by a helper: the only constructor of that kind in the class must be it.
-            only: list[ast.expr] = [
-                node for node in ast.walk(body) if isinstance(node, ast.Call) and _called_name(node) == kind.__name__
-            ]
+            only: list[ast.expr] = [node for node in calls_in(body) if _called_name(node) == kind.__name__]
             calls = only if len(only) == 1 else calls
         if len(calls) == 1:
             return file, calls[0]

@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place
-from torchmedic.source.syntax import callee, last_name
+from torchmedic.source.syntax import callee, calls_in, last_name
 from torchmedic.source.user_code import user_frame
 from torchmedic.source.user_variables import user_trees
 
@@ -68,9 +68,8 @@ def _only(calls: list[tuple[str, ast.Call]], role: Role, label: str) -> Location
 def limit_call(name: str, role: Role, label: str) -> Location | None:
     """The first call in the user's files that sets this limit."""
     for file, tree in user_trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and callee(node) in _SETTERS:
-                given = [*node.args, *(keyword.value for keyword in node.keywords)]
-                if any(last_name(each) == name for each in given):
-                    return node_location(role, file, node, label)
+        for node in calls_in(tree, *_SETTERS):
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if any(last_name(each) == name for each in given):
+                return node_location(role, file, node, label)
     return None

@@ -24,7 +24,7 @@ from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.safe_eval import UNKNOWN, read
 from torchmedic.source.spots import user_spots
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import calls_in, nodes_in
 from torchmedic.source.user_variables import user_trees
 
 _SHAPE = re.compile(r"\[torch\.[\w.]+ \[([\d, ]*)\]\]")
@@ -38,8 +38,8 @@ def built_inplace(frames: list[Frame], module: torch.nn.Module | None) -> Locati
     found = [
         (file, node)
         for file, tree in user_trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == kind and _is_flagged(node)
+        for node in calls_in(tree)
+        if ast.unparse(node.func).rpartition(".")[2] == kind and _is_flagged(node)
     ]
     if len(found) == 1:
         return node_location("origin", *found[0])

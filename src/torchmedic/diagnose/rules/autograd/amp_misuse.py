@@ -24,7 +24,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame, node_location
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import calls_in
 from torchmedic.source.user_variables import user_trees
 
 
@@ -122,11 +122,7 @@ def _optimizer(evidence: RaisedEvidence) -> Any:
 def _calls(frame: Frame | None, name: str) -> Iterator[ast.Call]:
     """The calls of a method in the function that a frame runs, in order."""
     body = function_body(frame) if frame is not None else None
-    found = [
-        node
-        for node in nodes_in(body)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
-    ]
+    found = [node for node in calls_in(body) if isinstance(node.func, ast.Attribute) and node.func.attr == name]
     yield from sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 

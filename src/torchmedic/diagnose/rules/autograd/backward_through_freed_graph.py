@@ -34,7 +34,7 @@ from torchmedic.replay.trace.provenance import FunctionCall
 from torchmedic.source.bindings import function_body
 from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
 from torchmedic.source.spots import spot_of_node
-from torchmedic.source.syntax import LOOPS, has_line, innermost
+from torchmedic.source.syntax import LOOPS, calls_in, has_line, innermost
 
 _MESSAGE = "backward reached a part of the graph that was already freed"
 
@@ -96,7 +96,7 @@ def _only_goes_back(failure: BackwardFailure, made: list[Filler]) -> bool:
     if frame is None or loop is None or not made:
         return False
     inside = any(each.file != frame.file or has_line(loop, each.node.lineno) for each in made)
-    calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
+    calls = (node.func for node in calls_in(loop))
     steps = any(isinstance(function, ast.Attribute) and function.attr == "step" for function in calls)
     return not inside and not steps
 

@@ -20,7 +20,7 @@ from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
-from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, own_nodes
+from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, nodes_in, own_nodes
 from torchmedic.source.user_variables import user_trees
 
 
@@ -78,7 +78,7 @@ def _made_in_function(statement: ast.stmt) -> tuple[str, ast.Call] | None:
     """The call that makes a leaf inside of a function that a statement calls; None where it cannot be told which."""
     if any(map(_is_leaf_made, ast.walk(statement))):
         return None
-    called = {callee(node) for node in ast.walk(statement) if isinstance(node, ast.Call)}
+    called = {callee(node) for node in calls_in(statement)}
     made = [
         (file, function.name, node)
         for file, tree in user_trees()

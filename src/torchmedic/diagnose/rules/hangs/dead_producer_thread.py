@@ -24,7 +24,7 @@ from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import at, stall_rule
 from torchmedic.records.inside import EndedThread, LockView
 from torchmedic.records.stall import Stall
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
 from torchmedic.source.user_code import relative
 
 _PUTS = ("put", "put_nowait")
@@ -69,8 +69,8 @@ def _read(thread: EndedThread) -> _Producer | None:
         return None
     queues = {
         _last_name(ast.unparse(node.func.value))
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PUTS
+        for node in calls_in(function)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _PUTS
     }
     handlers = [node for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and _hides(node)]
     return _Producer(thread, queues, handlers[-1].lineno if handlers else None) if queues else None

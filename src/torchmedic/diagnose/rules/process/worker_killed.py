@@ -11,7 +11,6 @@ Cure: read these items in the main process (`num_workers=0`), where a debugger c
 
 from __future__ import annotations
 
-import ast
 import re
 import signal
 from types import CodeType
@@ -26,7 +25,7 @@ from torchmedic.observe import lifecycle
 from torchmedic.records import Location
 from torchmedic.source.live_frames import frames_of, node_location
 from torchmedic.source.returns import code_of
-from torchmedic.source.syntax import callee
+from torchmedic.source.syntax import calls_in
 from torchmedic.source.user_code import is_user_file
 
 _NEWS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by signal)")
@@ -108,8 +107,7 @@ def _ending_call(iterator: Any) -> Location | None:
         (code, node)
         for code in _codes_of_worker(iterator)
         if (method := function_node(code)) is not None
-        for node in ast.walk(method)
-        if isinstance(node, ast.Call) and callee(node) in _ENDS
+        for node in calls_in(method, *_ENDS)
     ]
     if len(calls) != 1:
         return None

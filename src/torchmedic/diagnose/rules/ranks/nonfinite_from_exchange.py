@@ -22,7 +22,7 @@ from torchmedic.diagnose.rules.numbers._wording import finish, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import calls_in, syntax_tree
 
 
 @rule("TM708", "nonfinite-from-exchange")
@@ -81,9 +81,7 @@ def _hook_registration(evidence: NumbersEvidence) -> Location | None:
     calls = [
         node_location("cause", file, node, "the gradients are exchanged in this way")
         for file in files
-        for node in nodes_in(syntax_tree(file))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "register_comm_hook"
+        for node in calls_in(syntax_tree(file))
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "register_comm_hook"
     ]
     return calls[0] if len(calls) == 1 else None

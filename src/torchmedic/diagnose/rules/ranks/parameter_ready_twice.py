@@ -24,7 +24,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
-from torchmedic.source.syntax import callee, has_line, nodes_in
+from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in
 from torchmedic.source.user_code import is_user_file
 
 _NAME = re.compile(r"with name (\S+) has been marked as ready twice")
@@ -94,8 +94,8 @@ def _checkpoint_call(evidence: RaisedEvidence, layer: Any) -> tuple[str, ast.Cal
     calls = [
         (file, node)
         for file, tree in _sources(evidence)
-        for node in nodes_in(tree)
-        if isinstance(node, ast.Call) and node.args and _is_reentrant(node)
+        for node in calls_in(tree)
+        if node.args and _is_reentrant(node)
     ]
     attributes = {
         path.rpartition(".")[2] for root in _wrapped(evidence) for path, each in root.named_modules() if each is layer
@@ -149,11 +149,7 @@ def _by_second_backward(evidence: RaisedEvidence, message: str) -> Draft | None:
         for node in nodes_in(frame.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and has_line(node, frame.line)
     ]
-    calls = [
-        node
-        for node in nodes_in(functions[-1] if functions else frame.tree)
-        if isinstance(node, ast.Call) and callee(node) == "backward"
-    ]
+    calls = list(calls_in(functions[-1] if functions else frame.tree, "backward"))
     keeping = [node for node in calls if any(keyword.arg == "retain_graph" for keyword in node.keywords)]
     first = next((node for node in keeping if node.lineno <= frame.line), None)
     if first is None:

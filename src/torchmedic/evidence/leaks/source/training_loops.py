@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torchmedic.evidence.leaks.source.sites import Site, parameters_of
 from torchmedic.observe.heap.walk import Held
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, last_name, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, last_name, syntax_tree
 from torchmedic.source.vocabulary import cuts_graph, runs_backward
 
 _DEFINITIONS = FUNCTIONS | ast.ClassDef
@@ -101,7 +101,7 @@ class TrainingLoops:
         found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         pending: list[ast.AST] = [loop]
         for _ in range(_MAX_CALL_DEPTH):
-            names = {callee(node) for tree in pending for node in ast.walk(tree) if isinstance(node, ast.Call)}
+            names = {callee(node) for tree in pending for node in calls_in(tree)}
             new = {name: self._functions[name] for name in names if name in self._functions and name not in found}
             found |= new
             pending = [each for functions in new.values() for each in functions]
@@ -113,11 +113,7 @@ class TrainingLoops:
         found = {name for tree in (loop.node, *reached) for name in _names(tree)}
         assignments = _assignments(self._trees[loop.file])
         assignments += [
-            given
-            for tree in self._trees.values()
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call)
-            for given in self._arguments(node)
+            given for tree in self._trees.values() for node in calls_in(tree) for given in self._arguments(node)
         ]
         return _closure(found, assignments) - {"self"}
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.source.objects.graph import following
 from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _RAW = "_raw_saved_"
@@ -162,9 +162,7 @@ def _saving(file: str, first: int, name: str) -> ast.expr | ast.stmt | None:
             continue
         context = node.args.args[0].arg
         calls: list[ast.expr | ast.stmt] = [
-            each
-            for each in ast.walk(node)
-            if isinstance(each, ast.Call) and ast.unparse(each.func) == f"{context}.save_for_backward" and each.args
+            each for each in calls_in(node) if ast.unparse(each.func) == f"{context}.save_for_backward" and each.args
         ]
         return calls[0] if len(calls) == 1 else _attribute(node, context) if not calls else None
     return None

@@ -13,6 +13,7 @@ import torch
 from torchmedic.source.bindings import assignment_before
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
+from torchmedic.source.syntax import calls_in
 from torchmedic.source.vocabulary import runs_backward
 
 _MAX_STATEMENTS = 6  # that a loss is followed back through
@@ -47,8 +48,7 @@ def trained_call(frame: Frame) -> ast.Call | None:
 
 def _calls(part: ast.AST, frame: Frame) -> Iterator[ast.Call]:
     """Calls of modules that have weights: a loss has none."""
-    for node in ast.walk(part):
-        if isinstance(node, ast.Call):
-            called = read(node.func, frame)
-            if isinstance(called, torch.nn.Module) and next(called.parameters(), None) is not None:
-                yield node
+    for node in calls_in(part):
+        called = read(node.func, frame)
+        if isinstance(called, torch.nn.Module) and next(called.parameters(), None) is not None:
+            yield node

@@ -15,7 +15,7 @@ import torch
 
 from torchmedic.evidence.memory.source.fillers import Filler
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, first_line, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, first_line, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_variables import loaded_files
 
 _UNSEEN = frozenset("forward __call__ __getitem__ __getitems__ __next__".split())  # called without their names
@@ -67,7 +67,7 @@ def _is_in_loop(frame: Frame) -> bool:
 
 def _called(tree: ast.AST) -> set[str]:
     """The names that are called, and in quotes the texts that are handed on: `getattr(callback, "on_step")(out)`."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = list(calls_in(tree))
     names = {callee(each) for each in calls}
     texts = [value.value for each in calls for value in each.args if isinstance(value, ast.Constant)]
     return names | {f"'{text}" for text in texts if isinstance(text, str) and text.isidentifier()}
