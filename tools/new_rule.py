@@ -115,7 +115,7 @@ def check_free(rules: Path, code: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise Refused(f"{name!r} is no name: write lower-case words with hyphens, such as division-by-zero")
     for path in sorted(rules.rglob("*.py")):
-        found = re.search(r'^@(?:loop_)?rule\("(\w+)", "([\w-]+)"', path.read_text(encoding="utf-8"), re.M)
+        found = re.search(r'^@\w*rule\("(\w+)", "([\w-]+)"', path.read_text(encoding="utf-8"), re.M)
         if found is not None and code == found[1]:
             raise Refused(f"{code} is taken by {found[2]} ({path.relative_to(rules)})")
         if found is not None and name == found[2]:

@@ -58,6 +58,7 @@ def test_a_rule_is_begun_and_registered_before_the_most_general_one(copy: Path) 
     ("words", "why"),
     [
         (("TM201", "bad-thing"), "TM201 is taken by"),
+        (("TM555", "bad-thing"), "TM555 is taken by slow-data"),
         (("TM288", "division-by-zero"), "the name division-by-zero is taken by TM"),
         (("TM288", "Bad_Thing"), "'Bad_Thing' is no name"),
         (("TM29", "bad-thing"), "'TM29' is no code"),

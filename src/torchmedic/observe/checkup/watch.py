@@ -260,9 +260,7 @@ class Checkup:
         self.rests = not (self._wanted or self._due or self._awaited or self.is_armed or waits or is_open)
 
     def exiting(self) -> None:
-        self.births.disarm()
-        self.unreached.cuts.disarm()
-        self.terms.disarm()
+        self.pause()
         if self.waits is not None:
             self.waits.stop()
         if self.on and self.unreached.is_due(at_end=True):
