@@ -162,7 +162,7 @@ def loop_names(body: Block, block: Block) -> set[str]:
     return set()
 
 
-def blocks(statement: ast.stmt) -> Iterator[Block]:
+def blocks(statement: ast.AST) -> Iterator[Block]:
     for field in ("body", "orelse", "finalbody"):
         block = getattr(statement, field, None)
         if isinstance(block, list) and block and isinstance(block[0], ast.stmt):

@@ -35,19 +35,15 @@ class LastMemory:
 
     @property
     def near_group_limit(self) -> bool:
-        limit = self.death.memory_limit
-        recent = [each for each in self._samples[-3:] if each.bound == "cgroup"]
-        return limit is not None and (
-            self.used > _NEAR_SHARE * limit or any(each.share > _NEAR_SHARE for each in recent)
-        )
+        return self._is_near(self.death.memory_limit, "cgroup")
 
     @property
     def near_host_limit(self) -> bool:
-        limit = self.death.host_memory
-        recent = [each for each in self._samples[-3:] if each.bound == "host"]
-        return limit is not None and (
-            self.used > _NEAR_SHARE * limit or any(each.share > _NEAR_SHARE for each in recent)
-        )
+        return self._is_near(self.death.host_memory, "host")
+
+    def _is_near(self, limit: int | None, bound: str) -> bool:
+        shares = [each.share for each in self._samples[-3:] if each.bound == bound]
+        return limit is not None and (self.used > _NEAR_SHARE * limit or max(shares, default=0.0) > _NEAR_SHARE)
 
     @property
     def reached_group_limit(self) -> bool:

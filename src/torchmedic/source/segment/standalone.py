@@ -21,46 +21,33 @@ class Standalone(ast.NodeTransformer):
         self._first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else None
         self._loops = 0
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
         return node  # its own returns and yields are none of ours
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return node
+    visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = visit_FunctionDef
 
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return node
-
-    def visit_For(self, node: ast.For) -> ast.AST:
+    def visit_For(self, node: ast.For | ast.While) -> ast.AST:
         self._loops += 1
         self.generic_visit(node)
         self._loops -= 1
         return node
 
-    def visit_While(self, node: ast.While) -> ast.AST:
-        self._loops += 1
-        self.generic_visit(node)
-        self._loops -= 1
-        return node
+    visit_While = visit_For
 
     def visit_Return(self, node: ast.Return) -> Any:
         self.generic_visit(node)
         end = self._end(node)
         return [ast.copy_location(ast.Expr(node.value), node), end] if node.value is not None else end
 
-    def visit_Break(self, node: ast.Break) -> ast.AST:
+    def visit_Break(self, node: ast.Break | ast.Continue) -> ast.AST:
         return node if self._loops else self._end(node)
 
-    def visit_Continue(self, node: ast.Continue) -> ast.AST:
-        return node if self._loops else self._end(node)
+    visit_Continue = visit_Break
 
-    def visit_Global(self, node: ast.Global) -> ast.AST:
+    def visit_Global(self, node: ast.Global | ast.Nonlocal) -> ast.AST:
         return ast.copy_location(ast.Pass(), node)
 
-    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node)
+    visit_Nonlocal = visit_Global
 
     def visit_Yield(self, node: ast.Yield) -> ast.AST:
         self.generic_visit(node)

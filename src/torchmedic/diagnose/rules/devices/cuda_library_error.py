@@ -25,7 +25,7 @@ import torch
 from torchmedic.detect.failures.device_errors import DeviceFault, device_fault_of
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.devices._places import raised_at
-from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.format import listed, size
 from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.replay.trace.operations import storage_of
@@ -80,10 +80,10 @@ def _out_of_memory(evidence: RaisedEvidence, fault: DeviceFault, library: str) -
         return None
     mine = torch.cuda.memory_reserved()
     draft = check.draft(evidence, "proven" if "ALLOC_FAILED" in fault.name else "likely")
-    draft.message = f"{library} found no memory left: {_size(free)} of {_size(total)} are free on the GPU"
+    draft.message = f"{library} found no memory left: {size(free)} of {size(total)} are free on the GPU"
     draft.cause = f"{library} asks for memory of its own, beside what torch has set aside"
     draft.because(
-        f"torch has {_size(mine)} of it set aside, other processes and CUDA {_size(max(total - free - mine, 0))}"
+        f"torch has {size(mine)} of it set aside, other processes and CUDA {size(max(total - free - mine, 0))}"
     )
     draft.help("leave memory free: a smaller batch, or no other process on this GPU")
     draft.help("make torch set aside less: `torch.cuda.set_per_process_memory_fraction(0.9)`")
@@ -152,9 +152,5 @@ def _untold(evidence: RaisedEvidence, fault: DeviceFault, library: str) -> Draft
     free, total = _memory()
     draft = check.draft(evidence, "possible", f"{library} failed with {fault.name or 'an error'}", fault.words[:200])
     if free is not None and total is not None:
-        draft.because(f"the device still answers, and {_size(free)} of its {_size(total)} are free")
+        draft.because(f"the device still answers, and {size(free)} of its {size(total)} are free")
     return draft
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"

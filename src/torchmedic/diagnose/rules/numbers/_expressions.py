@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchmedic.diagnose.cures.edits import statement_at
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.syntax import syntax_tree
+from torchmedic.source.syntax import blocks, nodes_in, syntax_tree
 
 
 def spot_of(node: ast.expr, like: Spot) -> Spot:
@@ -45,7 +45,7 @@ def only_use(node: ast.expr, spot: Spot) -> tuple[str, ast.expr] | None:
             pass
         case _:
             return None
-    for block in _blocks(tree) if tree is not None else ():
+    for block in (block for part in nodes_in(tree) for block in blocks(part)):
         position = next((n for n, part in enumerate(block) if part.lineno == statement.lineno), None)
         if position is None:
             continue
@@ -56,14 +56,6 @@ def only_use(node: ast.expr, spot: Spot) -> tuple[str, ast.expr] | None:
             if isinstance(part, ast.BinOp) and isinstance(part.left, ast.Name) and part.left.id == name:
                 return name, part
     return None
-
-
-def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(tree):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
-                yield block
 
 
 def _reads(statement: ast.stmt, name: str) -> bool:
