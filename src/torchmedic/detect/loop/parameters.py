@@ -24,6 +24,7 @@ from torchmedic.detect.loop.incident import (
 )
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.lookup.unread_results import unread_result
 from torchmedic.source.spots import Place
 
 _MIN_STEPS = 4
@@ -60,6 +61,15 @@ def _roots(habits: Habits) -> list[nn.Module]:
     """The modules that the loop calls."""
     numbers = dict.fromkeys(event.who for event in habits.events if event.kind == "forward")
     return [module for number in numbers if isinstance(module := habits.thing(number), nn.Module)]
+
+
+def _calls_of(habits: Habits, parameters: list[torch.Tensor]) -> Iterator[Place]:
+    """The lines that call, with gradients, a model that has one of these parameters."""
+    wanted = {id(tensor) for tensor in parameters}
+    for event in {event.site: event for event in habits.events if event.kind == "forward"}.values():
+        module = habits.thing(event.who) if event.fact.with_gradients else None
+        if isinstance(module, nn.Module) and not wanted.isdisjoint(map(id, module.parameters())):
+            yield event.place
 
 
 def _unregistered(
@@ -149,6 +159,8 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
     mine = [tensor for each in watched if each.optimizer is not None for tensor in parameters_of(each.optimizer)]
     if not mine or any(id(tensor) in reached for tensor in mine):
         return
+    if any(unread_result(*place) for place in _calls_of(habits, mine)):
+        return  # the optimizer is right: what its model gives is not used
     frozen = [tensor for tensor in mine if not tensor.requires_grad]
     built: Place | None = watched[0].built
     kind = FrozenOptimizer if len(frozen) == len(mine) else OptimizerOfOtherModel

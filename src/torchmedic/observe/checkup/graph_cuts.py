@@ -27,6 +27,7 @@ _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
 _READS = ("item", "__float__")
 _MAKERS = ("tensor", "as_tensor")
 _CALLING = (lambda original, args, kwargs: original(*args, **kwargs)).__code__
+_CALL_MODULE = torch.nn.Module._call_impl.__code__
 _HOOK = -7002  # keys of torch's own count up from 0
 _MAX_NODES = 20_000  # of one graph
 _MAX_CUTS = 200
@@ -44,15 +45,16 @@ class Cut:
         self.fed = False  # to a layer, as it is
         self.entered: tuple[Site, ...] = ()  # for a number that was read: where a tensor was made of it
         self.result: weakref.ref[torch.Tensor] | None = None
+        self.is_of_other_turn = False  # noted before another optimizer stepped
 
 
 class Called(NamedTuple):
-    """The first call of a module in that step."""
+    """The first call of a module in that step; the first one with gradients, if there is one."""
 
     module: weakref.ref[torch.nn.Module]
     with_gradient: bool
     sites: tuple[Site, ...]
-    once: bool  # there was no other
+    once: bool  # there was no other with gradients
 
 
 class GraphCuts:
@@ -101,6 +103,11 @@ class GraphCuts:
             else:
                 setattr(owner, name, original)
 
+    def turn_ended(self) -> None:
+        """An optimizer steps that has all its gradients: what was noted so far belongs to its step."""
+        for cut in self.cuts:
+            cut.is_of_other_turn = True
+
     @property
     def modules(self) -> list[torch.nn.Module]:
         """The modules that were called in that step."""
@@ -117,12 +124,16 @@ class GraphCuts:
 
     def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         note = contained("observe.checkup")(self._note)
+        note_parameter = contained("observe.checkup")(self._note_parameter)
 
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = _from_line_of(sys._getframe(1), original, (tensor, *args), kwargs)
-            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
-                note(name, tensor, result, sys._getframe(1))
+            if isinstance(tensor, torch.Tensor) and len(self.cuts) < _MAX_CUTS:
+                if tensor.grad_fn is not None:
+                    note(name, tensor, result, sys._getframe(1))
+                elif self._watched is not None and id(tensor) in self._watched and _is_forward(sys._getframe(1)):
+                    note_parameter(name, tensor, sys._getframe(1))
             return result
 
         return call
@@ -137,6 +148,12 @@ class GraphCuts:
             self.cuts.append(cut)
         if isinstance(result, float) and len(self._numbers) < _MAX_NUMBERS:
             self._numbers[id(result)] = (result, cut)
+
+    def _note_parameter(self, name: str, tensor: torch.Tensor, frame: FrameType) -> None:
+        """The forward pass of a model reads the values of a parameter without a graph."""
+        cut = Cut(name, sites_of(frame), frozenset({id(tensor)}))
+        cut.fed = True
+        self.cuts.append(cut)
 
     def _sampling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         note = contained("observe.checkup")(self._note)
@@ -184,9 +201,10 @@ class GraphCuts:
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
             called = self._called.get(id(module))
-            if called is None:
-                called = Called(weakref.ref(module), torch.is_grad_enabled(), sites_of(sys._getframe(1)), once=True)
-            else:
+            with_gradient = torch.is_grad_enabled()
+            if called is None or (with_gradient and not called.with_gradient):
+                called = Called(weakref.ref(module), with_gradient, sites_of(sys._getframe(1)), once=True)
+            elif with_gradient:
                 called = called._replace(once=False)
             self._called[id(module)] = called
             given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
@@ -198,6 +216,16 @@ def _from_line_of(frame: FrameType, original: Callable[..., Any], args: Any, kwa
     """Call a function as if from the line that a frame is at, so that a warning of torch's names that line."""
     code = _CALLING.replace(co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno)
     return FunctionType(code, frame.f_globals)(original, args, kwargs)
+
+
+def _is_forward(frame: FrameType) -> bool:
+    """Whether a frame is the user's own, in the forward pass of a module: elsewhere values are read for a copy."""
+    if not is_user_file(frame.f_code.co_filename):
+        return False
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code is not _CALL_MODULE:
+        outer = outer.f_back
+    return outer is not None
 
 
 def _has_graph(value: Any) -> bool:

@@ -69,6 +69,8 @@ class Unreached:
         self._is_lacking = id(optimizer) in self._lacking
         if not has_closure and self._is_watched_turn():
             self.cuts.disarm()
+        elif self.cuts.armed and not self._is_lacking:
+            self.cuts.turn_ended()
         if self.over:
             return
         if id(optimizer) not in self._seen:

@@ -36,6 +36,7 @@ def check(evidence: CheckUp) -> Diagnosis | None:
     cuts = [cut for cut in unreached.cuts.cuts if cut.sites and not cut.behind.isdisjoint(missing)]
     if not cuts:
         return None
+    cuts = [cut for cut in cuts if not cut.is_of_other_turn] or cuts
     # What a layer is given as it is goes on to the loss. Else the last one: there may be others, for a log. `detach()`
     # is written on purpose more often than `sample()` instead of `rsample()`.
     likely = [cut for cut in cuts if cut.fed] or [cut for cut in cuts if cut.entered or cut.name == "sample"]
