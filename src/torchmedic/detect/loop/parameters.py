@@ -32,7 +32,7 @@ _MIN_STEPS = 4
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     reach = habits.reach
-    steps = [event for event in habits.events if event.kind == "step"]
+    steps = [event for event in habits.events if event.kind == "step" and event.step >= reach.since]
     living = [watched.optimizer for watched in habits.optimizers.values() if watched.optimizer is not None]
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
@@ -59,7 +59,8 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 def _roots(habits: Habits) -> list[nn.Module]:
     """The modules that the loop calls."""
-    numbers = dict.fromkeys(event.who for event in habits.events if event.kind == "forward")
+    forwards = (event for event in habits.events if event.kind == "forward" and event.step >= habits.reach.since)
+    numbers = dict.fromkeys(event.who for event in forwards)
     return [module for number in numbers if isinstance(module := habits.thing(number), nn.Module)]
 
 

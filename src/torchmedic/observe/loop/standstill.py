@@ -88,6 +88,7 @@ class Steady:
         self.moves: Moves | None = None
         self.is_decided = False
         self.has_judged_moves = self.has_judged_rates = False  # there is a finding: it is made once
+        self._graded = 0  # parameters that had a gradient at the look before
         self._copied_at = 0
         self._samples: list[_Sample] = []
         self._copies = 0
@@ -106,6 +107,14 @@ class Steady:
             if self.moves is not None and self.moves.are_doubtful:
                 return True
         return self.nothing_since() is not None
+
+    def lost_gradients(self) -> bool:
+        """Whether fewer parameters have a gradient than at the look before, although none was frozen."""
+        optimizer = self.reference()
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
+        graded = sum(tensor.grad is not None for tensor in tensors)
+        before, self._graded = self._graded, graded
+        return graded < before <= sum(tensor.requires_grad for tensor in tensors)
 
     def nothing_since(self) -> Rate | None:
         """The first look since which the rate has been next to nothing, against the largest; None if it is not."""
@@ -177,10 +186,16 @@ class Steady:
 
 
 class Standstill:
-    """Fed by the hooks; `ask` is called when something new is known."""
+    """Fed by the hooks.
 
-    def __init__(self, ask: Callable[[], None]) -> None:
+    Args:
+        ask: Called when something new is known.
+        look_anew: Called when parameters that had gradients have none: the loss may belong to another model now.
+    """
+
+    def __init__(self, ask: Callable[[], None], look_anew: Callable[[], None]) -> None:
         self._ask = ask
+        self._look_anew = look_anew
         self.due = _NEVER  # the step of the next look; read by the hooks
         self.watched: dict[int, Steady] = {}
         self._open = 0  # the step at which the present look began
@@ -203,6 +218,8 @@ class Standstill:
             known = self._known(optimizer)
             if known is not None and known.look(step):
                 self._ask()
+            if known is not None and known.lost_gradients():
+                self._look_anew()
         if step >= self._open + _OPEN_STEPS or len(self._seen) >= len(self.watched) == 1:
             self._close(step)
 
