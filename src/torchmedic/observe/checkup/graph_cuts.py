@@ -67,6 +67,8 @@ class GraphCuts:
         self.done = False
         self.cuts: list[Cut] = []
         self._called: dict[int, Called] = {}
+        self.feeds_trained = False  # some layer was given, with gradients, what watched ones computed without
+        self._ungraded: dict[int, weakref.ref[torch.Tensor]] = {}  # results of watched layers without gradients
         self._numbers: dict[int, tuple[float, Cut]] = {}  # that were read, by identity
         self._watched: frozenset[int] | None = frozenset()  # identities of parameters; None: all
         self._undo: list[tuple[Any, str, Any]] = []
@@ -88,14 +90,18 @@ class GraphCuts:
         data: Any = torch.Tensor.data
         look = self._noting("data", data.__get__)
         self._put("data", property(look, data.__set__))
-        nn_module._global_forward_pre_hooks[_HOOK] = self._module_called
+        nn_module._global_forward_pre_hooks[_HOOK] = contained("observe.checkup")(self._module_called)
+        if parameters is not None:
+            nn_module._global_forward_hooks[_HOOK] = contained("observe.checkup")(self._module_returned)
 
     def disarm(self) -> None:
         if not self.armed:
             return
         self.armed, self.done = False, True
         self._numbers.clear()
+        self._ungraded.clear()
         nn_module._global_forward_pre_hooks.pop(_HOOK, None)
+        nn_module._global_forward_hooks.pop(_HOOK, None)
         while self._undo:
             owner, name, original = self._undo.pop()
             if original is None:
@@ -207,9 +213,22 @@ class GraphCuts:
             elif with_gradient:
                 called = called._replace(once=False)
             self._called[id(module)] = called
-            given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
+            given = {id(argument): argument for argument in args if isinstance(argument, torch.Tensor)}
+            if with_gradient and not self.feeds_trained:
+                unrecorded = {id(tensor) for one in self._ungraded.values() if (tensor := one()) is not None}
+                self.feeds_trained = not unrecorded.isdisjoint(given) and not self._has_watched(module)
             for cut in self.cuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
+
+    def _module_returned(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(self._ungraded) >= _MAX_CUTS:
+            return
+        if isinstance(result, torch.Tensor) and self._has_watched(module):
+            self._ungraded[id(result)] = weakref.ref(result)
+
+    def _has_watched(self, module: torch.nn.Module) -> bool:
+        watched = self._watched
+        return watched is not None and not watched.isdisjoint(map(id, module.parameters()))
 
 
 def _from_line_of(frame: FrameType, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
