@@ -277,5 +277,14 @@ class FrozenOptimizer(UselessOptimizer, frozen=True, kw_only=True):
     """`requires_grad` is off for all parameters that the optimizer holds."""
 
 
+class FrozenLayers(LoopIncident, frozen=True, kw_only=True):
+    """`names` are frozen matrices that can never do anything: `zero` ones, or all of a model that was never trained."""
+
+    names: list[str]
+    updates: int
+    is_zero: bool
+    built: Place | None
+
+
 class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
     """The optimizer holds parameters of a model that is not trained."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.detect.loop import new_leaves, ownerless
+from torchmedic.detect.loop import frozen_layers, new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
@@ -38,6 +38,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         return
     yield from new_leaves.find(habits, steps)
     owned = {id(tensor) for optimizer in living for tensor in parameters_of(optimizer)}
+    yield from frozen_layers.find(habits, owned, steps)
     nobodys = [
         tensor
         for tensor, reached in reach.living()

@@ -72,9 +72,7 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
         return None
     draft = check.draft(evidence, "likely")
     draft.message = f"{count(len(found), 'layer')} of the optimizer cannot learn: gradients are off where they run"
-    draft.cause = (
-        "no graph is recorded of what these layers compute, and they keep their random initial values"
-    )
+    draft.cause = "no graph is recorded of what these layers compute, and they keep their random initial values"
     draft.at(switched, evidence.at("surfaced", found[0][1].sites, "is called with gradients switched off"))
     draft.because(
         f"no gradient in {unreached.steps} steps: {listed([f'`{evidence.name_of(tensor)}`' for tensor in lost])}",
