@@ -27,7 +27,7 @@ from torchmedic.observe.loop.standstill import LayerMoves, Steady
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.layer_construction import given_modules
 from torchmedic.source.lookup.layers import layer_built_at, roots
-from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
+from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place
 
 _MIN_DEAD_UPDATES = 48
@@ -74,9 +74,12 @@ def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> 
     patience = [each.patience for each in schedules if isinstance(each, ReduceLROnPlateau)]
     if patience and not (is_per_update and max(patience) <= _MAX_PATIENCE):
         return  # the loss has not fallen for long: a plateau
-    found = rate_set_at(stack_of(sys._getframe()), watched.optimizer, "origin", "")
+    frames = stack_of(sys._getframe())
+    found = rate_set_at(frames, watched.optimizer, "origin", "")
     built = Place(found.file, found.line) if found is not None else watched.built
-    step = moves[-1].place if is_per_update and moves[-1].place.line else None
+    step = None
+    if is_per_update and moves[-1].place.line:
+        step = advanced_at(frames, habits.thing(moves[-1].who), moves[-1].place)
     yield RateDecayed(
         step=last,
         cause=step or built or update,
