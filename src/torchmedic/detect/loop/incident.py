@@ -122,13 +122,14 @@ class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
 class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
     """`backwards` calls of backward, `cleared` times their gradients were cleared, and no update.
 
-    `is_named`: the cause is a line that names `step` without calling it.
+    `is_named`: the cause is a line that names `step` without calling it. `steps_other`: one that steps another.
     """
 
     backward: Place
     backwards: int
     cleared: int
     is_named: bool
+    steps_other: bool
 
 
 class ZeroLearningRate(LoopIncident, frozen=True, kw_only=True):
