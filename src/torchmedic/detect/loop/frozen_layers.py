@@ -1,7 +1,8 @@
 """Layers that are frozen by mistake, beside parameters that are trained.
 
 To freeze a part of a model is usual. What cannot be meant, if no line thaws anything: a matrix of zeros, as of an
-adapter, which gives zeros for ever; a whole model that was given to the optimizer and still has random values.
+adapter, which gives zeros for ever; a whole model that was given to the optimizer and still has random values, where no
+other model is trained.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     """Called with the identities of the parameters that optimizers have."""
     if len(steps) < _MIN_UPDATES or not all(event.fact.has_gradient for event in steps[-4:]):
         return
-    for root in _trained_roots(habits):
+    roots = list(_trained_roots(habits))
+    is_any_trained = any(tensor.requires_grad for root in roots for tensor in root.parameters())
+    for root in roots:
         frozen = [(name, tensor) for name, tensor in _matrices(root) if not tensor.requires_grad]
         if not frozen or not is_never_thawed():
             continue
-        is_whole = all(not tensor.requires_grad and id(tensor) in owned for tensor in root.parameters())
+        is_whole = not is_any_trained and all(id(tensor) in owned for tensor in root.parameters())
         found = frozen if is_whole and all(map(_is_new, frozen)) else _zeros(frozen)
         place = where_frozen(stack_of(sys._getframe()), [tensor for _, tensor in found]) if found else None
         if place is not None:
