@@ -2,7 +2,7 @@
 
 To freeze a part of a model is usual. What cannot be meant, if no line thaws anything: a matrix of zeros, as of an
 adapter, which gives zeros for ever; a whole model that was given to the optimizer and still has random values, where no
-other model is trained.
+other layer is trained.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MAX_MATRICES = 2000  # of a model
 _MAX_SAMPLE = 64  # values of a matrix, beside which the rest is looked at only if all of them are zero
 
 
-def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIncident]:
-    """Called with the identities of the parameters that optimizers have."""
+def find(habits: Habits, parameters: list[torch.Tensor], steps: list[Event]) -> Iterator[LoopIncident]:
+    """Called with the parameters of all optimizers."""
     if len(steps) < _MIN_UPDATES or not all(event.fact.has_gradient for event in steps[-4:]):
         return
-    roots = list(_trained_roots(habits))
-    is_any_trained = any(tensor.requires_grad for root in roots for tensor in root.parameters())
-    for root in roots:
+    owned = {id(tensor) for tensor in parameters}
+    is_any_trained = any(tensor.requires_grad and tensor.dim() > 1 for tensor in parameters)
+    for root in _called_in_training(habits):
         frozen = [(name, tensor) for name, tensor in _matrices(root) if not tensor.requires_grad]
         if not frozen or not is_never_thawed():
             continue
@@ -52,7 +52,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
             return
 
 
-def _trained_roots(habits: Habits) -> Iterator[nn.Module]:
+def _called_in_training(habits: Habits) -> Iterator[nn.Module]:
     """The modules that the loop calls in training mode, with gradients."""
     calls = (event for event in habits.events if event.kind == "forward")
     for number in dict.fromkeys(event.who for event in calls if all(event.fact)):
@@ -64,7 +64,7 @@ def _trained_roots(habits: Habits) -> Iterator[nn.Module]:
 def _matrices(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The weights of a model, without those in a dict, of which one is chosen at a time."""
     chosen = [path for path, part in root.named_modules() if isinstance(part, nn.ModuleDict | nn.ParameterDict)]
-    found = [
+    found: list[tuple[str, torch.Tensor]] = [
         (name, tensor)
         for name, tensor in root.named_parameters()
         if tensor.dim() > 1 and tensor.shape[0] > 1 and not any(name.startswith(f"{path}.") for path in chosen)

@@ -8,6 +8,7 @@ as it was built, at a place where only a trained layer makes sense (`ownerless`)
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +25,9 @@ from torchmedic.detect.loop.incident import (
 )
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.source.lookup.unread_results import unread_result
+from torchmedic.source.lookup.unread_results import unread_results
 from torchmedic.source.spots import Place
+from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
 
 _MIN_STEPS = 4
 
@@ -37,8 +39,9 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
     yield from new_leaves.find(habits, steps)
-    owned = {id(tensor) for optimizer in living for tensor in parameters_of(optimizer)}
-    yield from frozen_layers.find(habits, owned, steps)
+    held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
+    yield from frozen_layers.find(habits, held, steps)
+    owned = {id(tensor) for tensor in held}
     nobodys = [
         tensor
         for tensor, reached in reach.living()
@@ -65,13 +68,22 @@ def _roots(habits: Habits) -> list[nn.Module]:
     return [module for number in numbers if isinstance(module := habits.thing(number), nn.Module)]
 
 
-def _calls_of(habits: Habits, parameters: list[torch.Tensor]) -> Iterator[Place]:
-    """The lines that call, with gradients, a model that has one of these parameters."""
-    wanted = {id(tensor) for tensor in parameters}
-    for event in {event.site: event for event in habits.events if event.kind == "forward"}.values():
-        module = habits.thing(event.who) if event.fact.with_gradients else None
-        if isinstance(module, nn.Module) and not wanted.isdisjoint(map(id, module.parameters())):
-            yield event.place
+def _is_result_unread(built: Place | None, update: Place) -> bool:
+    """Whether the function that updates calls the model that an optimizer was given, and never reads the result."""
+    if built is None:
+        return False
+    calls = (node for node in nodes_in(syntax_tree(built.file)) if isinstance(node, ast.Call))
+    given = {
+        ast.unparse(call.func.value)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "parameters" and has_line(call, built.line)
+    }
+    function = innermost(syntax_tree(update.file), update.line, FUNCTIONS)
+    return any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in given
+        for statement, _ in (unread_results(function) if function is not None else ())
+        for node in ast.walk(statement)
+    )
 
 
 def _unregistered(
@@ -161,7 +173,7 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
     mine = [tensor for each in watched if each.optimizer is not None for tensor in parameters_of(each.optimizer)]
     if not mine or any(id(tensor) in reached for tensor in mine):
         return
-    if any(unread_result(*place) for place in _calls_of(habits, mine)):
+    if _is_result_unread(watched[0].built, steps[-1].place):
         return  # the optimizer is right: what its model gives is not used
     frozen = [tensor for tensor in mine if not tensor.requires_grad]
     built: Place | None = watched[0].built

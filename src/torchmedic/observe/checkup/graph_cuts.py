@@ -57,6 +57,13 @@ class Called(NamedTuple):
     once: bool  # there was no other with gradients
 
 
+class _Ungraded(NamedTuple):
+    """A tensor that was computed without gradients, and the identities of the modules that computed it."""
+
+    result: weakref.ref[torch.Tensor]
+    modules: frozenset[int]
+
+
 class GraphCuts:
     """Notes who cuts some parameters off, while it is armed."""
 
@@ -67,8 +74,9 @@ class GraphCuts:
         self.done = False
         self.cuts: list[Cut] = []
         self._called: dict[int, Called] = {}
-        self.feeds_trained = False  # some layer was given, with gradients, what watched ones computed without
-        self._ungraded: dict[int, weakref.ref[torch.Tensor]] = {}  # results of watched layers without gradients
+        self._ungraded: dict[int, _Ungraded] = {}  # results that were computed without gradients, by identity
+        self._flows: list[tuple[frozenset[int], int]] = []  # of such results: from modules to the next one
+        self._feeding: set[int] = set()  # modules whose such result a trained layer was given
         self._numbers: dict[int, tuple[float, Cut]] = {}  # that were read, by identity
         self._watched: frozenset[int] | None = frozenset()  # identities of parameters; None: all
         self._undo: list[tuple[Any, str, Any]] = []
@@ -214,21 +222,31 @@ class GraphCuts:
                 called = called._replace(once=False)
             self._called[id(module)] = called
             given = {id(argument): argument for argument in args if isinstance(argument, torch.Tensor)}
-            if with_gradient and not self.feeds_trained:
-                unrecorded = {id(tensor) for one in self._ungraded.values() if (tensor := one()) is not None}
-                self.feeds_trained = not unrecorded.isdisjoint(given) and not self._has_watched(module)
+            for known in [self._ungraded[key] for key in given if key in self._ungraded]:
+                if known.result() is None:
+                    continue
+                if not with_gradient:
+                    self._flows.append((known.modules, id(module)))
+                elif self._watched is not None and self._watched.isdisjoint(map(id, module.parameters())):
+                    self._feeding |= known.modules
             for cut in self.cuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
 
     def _module_returned(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(self._ungraded) >= _MAX_CUTS:
             return
-        if isinstance(result, torch.Tensor) and self._has_watched(module):
-            self._ungraded[id(result)] = weakref.ref(result)
+        if isinstance(result, torch.Tensor):
+            known = self._ungraded.get(id(result))
+            inner = known.modules if known is not None and known.result() is result else frozenset[int]()
+            modules = inner | {id(part) for part in module.modules()}
+            self._ungraded[id(result)] = _Ungraded(weakref.ref(result), modules)
 
-    def _has_watched(self, module: torch.nn.Module) -> bool:
-        watched = self._watched
-        return watched is not None and not watched.isdisjoint(map(id, module.parameters()))
+    def feeds_trained(self, module: torch.nn.Module) -> bool:
+        """Whether trained layers are given what a module computes without gradients."""
+        feeding = set(self._feeding)
+        for modules, following in reversed(self._flows):
+            feeding |= modules if following in feeding else frozenset()
+        return id(module) in feeding
 
 
 def _from_line_of(frame: FrameType, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:

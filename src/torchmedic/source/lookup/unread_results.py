@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
 
@@ -12,16 +13,20 @@ INDIRECT_READS = frozenset(
 )
 
 
-def unread_result(file: str, line: int) -> tuple[ast.Assign, str] | None:
-    """The statement at a line that assigns the result of a call, and the name that is never read."""
-    tree = syntax_tree(file)
-    function = innermost(tree, line, FUNCTIONS) if tree is not None else None
+def unread_results(function: ast.AST) -> Iterator[tuple[ast.Assign, str]]:
+    """The statements of a function that assign the result of a call, and the name that is never read."""
     for statement in nodes_in(function):
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()) if has_line(statement, line):
-                is_unread = function is not None and not name.startswith("_") and not _is_read(function, name)
-                return (statement, name) if is_unread else None
-    return None
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
+                if not name.startswith("_") and not _is_read(function, name):
+                    yield statement, name
+
+
+def unread_result(file: str, line: int) -> tuple[ast.Assign, str] | None:
+    """The unread result at a line, in the innermost function around it."""
+    function = innermost(syntax_tree(file), line, FUNCTIONS)
+    found = unread_results(function) if function is not None else ()
+    return next(((statement, name) for statement, name in found if has_line(statement, line)), None)
 
 
 def _is_read(function: ast.AST, name: str) -> bool:

@@ -57,14 +57,15 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
 
     A layer that was loaded or copied may be kept as it is on purpose, and a random network may give a target.
     """
-    if unreached.thawed or not unreached.cuts.feeds_trained:
+    if unreached.thawed:
         return None
     found: list[tuple[torch.Tensor, Called]] = []
     for tensor in missing.values():
         calls = [(layer, unreached.cuts.call_of(layer)) for _, _, layer in evidence.owners(tensor)]
         is_new = tensor._version == WRITES_OF_CONSTRUCTOR and tensor.dim() > 1
         for layer, called in calls[:1]:
-            if called is not None and not called.with_gradient and is_new and layer.training:
+            is_fed = is_new and layer.training and unreached.cuts.feeds_trained(layer)
+            if called is not None and not called.with_gradient and is_fed:
                 found.append((tensor, called))
     lost = [tensor for tensor, _ in found]
     switched = evidence.switched_off(found[0][1].sites) if found else None
