@@ -239,6 +239,10 @@ class ReplacedParameters(LoopIncident, frozen=True, kw_only=True):
     old: list[tuple[int, ...]]
 
 
+class OptimizerOfTwin(ReplacedParameters, frozen=True, kw_only=True):
+    """The optimizer holds a model of the same shapes, which no loss reaches; it may be a moving average."""
+
+
 class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
 

@@ -20,6 +20,7 @@ from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
     OptimizerOfOtherModel,
+    OptimizerOfTwin,
     ReplacedParameters,
     UnregisteredLayers,
 )
@@ -30,6 +31,7 @@ from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
 
 _MIN_STEPS = 4
+_MIN_TWIN_TENSORS = 3  # of a model whose copy is taken for it
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -53,7 +55,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         return
     roots = _roots(habits)
     found = list(_unregistered(habits, nobodys, owned, roots, steps))
-    found = found or list(_replaced(habits, nobodys, owned, roots, steps))
+    found = found or list(_replaced(habits, nobodys, owned, roots, steps)) or list(_twin(habits, nobodys, roots, steps))
     yield from found or list(_useless(habits, nobodys, steps)) or ownerless.find(habits, owned, steps)
 
 
@@ -157,6 +159,33 @@ def _replaced(
                     old=[tuple(tensor.shape) for tensor in old],
                 )
                 return
+
+
+def _twin(
+    habits: Habits, nobodys: list[torch.Tensor], roots: list[nn.Module], steps: list[Event]
+) -> Iterator[LoopIncident]:
+    """An optimizer holds a model that no loss reaches, and not its copy, which the loss does reach."""
+    reached = habits.reach.found
+    shapes = [tensor.shape for tensor in nobodys]
+    for watched in habits.optimizers.values():
+        mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
+        unused = [
+            tensor for tensor in mine if tensor.requires_grad and id(tensor) not in reached and tensor.grad is None
+        ]
+        is_twin = sorted(tensor.shape for tensor in unused) == sorted(shapes) and len(shapes) >= _MIN_TWIN_TENSORS
+        if is_twin and any(id(tensor) in reached for tensor in mine):
+            named = [
+                name for root in roots for name, tensor in root.named_parameters() if id(tensor) in map(id, nobodys)
+            ]
+            yield OptimizerOfTwin(
+                step=steps[-1].step,
+                cause=watched.built or steps[-1].place,
+                optimizer=watched.number,
+                names=named,
+                elements=sum(tensor.numel() for tensor in nobodys),
+                old=[tuple(tensor.shape) for tensor in unused],
+            )
+            return
 
 
 def _match(old: list[torch.Tensor], new: list[torch.Tensor]) -> bool:

@@ -69,6 +69,9 @@ def _lost_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagnosi
     for mixed in sums:
         term, cuts = _cuts_of(mixed, lost.cuts, callees)
         if term and cuts:
+            # A cut after which parameters get no gradient at all says more than a baseline that is learned elsewhere.
+            reached = {id(leaf) for leaf in graph.leaves()}
+            cuts.sort(key=lambda cut: not cut.behind <= reached)
             return _diagnosis(evidence, graph, term, mixed, cuts)
     return None
 

@@ -14,7 +14,7 @@ import ast
 
 import msgspec
 
-from torchmedic.detect.loop.incident import OptimizerOfOtherModel, ReplacedParameters
+from torchmedic.detect.loop.incident import OptimizerOfOtherModel, OptimizerOfTwin, ReplacedParameters
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
@@ -27,6 +27,8 @@ from torchmedic.source.syntax import nodes_in, syntax_tree
 @rule("TM608", "optimizer-of-replaced-parameters")
 def check(evidence: LoopEvidence) -> Draft | None:
     incident = evidence.incident
+    if isinstance(incident, OptimizerOfTwin):
+        return _twin(evidence, incident)
     if isinstance(incident, ReplacedParameters):
         return _layer(evidence, incident)
     if isinstance(incident, OptimizerOfOtherModel):
@@ -47,6 +49,19 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Draft:
         f"of shape {listed([str(shape) for shape in incident.old])}",
     )
     return draft.help("build the optimizer after the model is complete", safety="changes-training")
+
+
+def _twin(evidence: LoopEvidence, incident: OptimizerOfTwin) -> Draft:
+    names = f"{count(len(incident.old), 'parameter')} ({listed([f'`{name}`' for name in incident.names])})"
+    draft = check.draft(evidence, "likely" if not incident.names else "proven")
+    draft.message = f"{names} get gradients and no update: the optimizer holds another model of the same shapes instead"
+    draft.cause = "the optimizer was given a copy of the model, which no loss reaches"
+    draft.at(evidence.at("cause", incident.cause, "holds the parameters of the copy"))
+    draft.because(
+        f"the loss reaches {count(incident.elements, 'weight')} that are in no optimizer and do not change",
+        f"{count(len(incident.old), 'parameter')} of the optimizer never got a gradient",
+    )
+    return draft.help("give the optimizer the parameters of the model that is trained", safety="changes-training")
 
 
 def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
