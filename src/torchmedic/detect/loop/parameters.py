@@ -174,9 +174,8 @@ def _twin(
         ]
         is_twin = sorted(tensor.shape for tensor in unused) == sorted(shapes) and len(shapes) >= _MIN_TWIN_TENSORS
         if is_twin and any(id(tensor) in reached for tensor in mine):
-            named = [
-                name for root in roots for name, tensor in root.named_parameters() if id(tensor) in map(id, nobodys)
-            ]
+            wanted = {id(tensor) for tensor in nobodys}
+            named = [name for root in roots for name, tensor in root.named_parameters() if id(tensor) in wanted]
             yield OptimizerOfTwin(
                 step=steps[-1].step,
                 cause=watched.built or steps[-1].place,

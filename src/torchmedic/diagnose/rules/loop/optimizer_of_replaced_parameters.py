@@ -53,7 +53,7 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Draft:
 
 def _twin(evidence: LoopEvidence, incident: OptimizerOfTwin) -> Draft:
     names = f"{count(len(incident.old), 'parameter')} ({listed([f'`{name}`' for name in incident.names])})"
-    draft = check.draft(evidence, "likely" if not incident.names else "proven")
+    draft = check.draft(evidence, "likely")
     draft.message = f"{names} get gradients and no update: the optimizer holds another model of the same shapes instead"
     draft.cause = "the optimizer was given a copy of the model, which no loss reaches"
     draft.at(evidence.at("cause", incident.cause, "holds the parameters of the copy"))
