@@ -95,7 +95,7 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
     """Updates that are too small for the dtype of the weights.
 
     `graded` sampled weights have a gradient; `moved` of these have changed in `updates` updates. `rate` is the learning
-    rate.
+    rate, `clipped_to` the norm to which the line of the cause clips the gradients, if that made them so small.
     """
 
     update: Place
@@ -104,6 +104,7 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
     moved: int
     dtype: str
     rate: float
+    clipped_to: float | None
 
 
 class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
