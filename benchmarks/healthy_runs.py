@@ -1,4 +1,4 @@
-"""False alarms on healthy training: 58 runs of several hundred steps whose curves look odd, and are as they should be.
+"""False alarms on healthy training: 68 runs of several hundred steps whose curves look odd, and are as they should be.
 
     python benchmarks/healthy_runs.py [--only WORD]
 
@@ -405,6 +405,119 @@ RUNS = {
         "    total = total + F.mse_loss(model(x, fast), torch.sin(x + phase))\n"
         "grads = torch.autograd.grad(total / 3, w)\n"
         "w = [(p.detach() - 0.05 * g).requires_grad_() for p, g in zip(w, grads)]",
+    ),
+    "adapters-frozen-in-the-first-stage": Run(
+        """
+        class Adapted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.base, self.down = nn.Linear(8, 32), nn.Linear(8, 4, bias=False)
+                self.up = nn.Linear(4, 32, bias=False)
+                self.head = nn.Linear(32, 4)
+                nn.init.zeros_(self.up.weight)
+            def forward(self, x):
+                return self.head(F.relu(self.base(x) + self.up(self.down(x))))
+        net = Adapted()
+        adapters = [*net.down.parameters(), *net.up.parameters()]
+        for p in adapters:
+            p.requires_grad = False
+        opt = torch.optim.Adam(net.parameters(), 1e-3)
+        """,
+        "if step == 200:\n    for p in adapters:\n        p.requires_grad = True\n" + CLASSIFY,
+    ),
+    "one-adapter-of-two-in-use": Run(
+        """
+        class Adapters(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.base = nn.Linear(8, 32).requires_grad_(False)
+                self.ups = nn.ModuleDict({name: nn.Linear(8, 32, bias=False) for name in ("a", "b")})
+                self.head = nn.Linear(32, 4)
+                for up in self.ups.values():
+                    nn.init.zeros_(up.weight)
+                self.ups["b"].requires_grad_(False)
+            def forward(self, x):
+                return self.head(F.relu(self.base(x) + self.ups["a"](x)))
+        net = Adapters()
+        opt = torch.optim.Adam(net.parameters(), 1e-3)
+        """,
+        CLASSIFY,
+    ),
+    "random-network-distillation": Run(
+        """
+        class Curiosity(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.target, self.predictor = mlp(8, 16), nn.Sequential(mlp(8, 32), nn.ReLU(), nn.Linear(32, 16))
+            def forward(self, x):
+                with torch.no_grad():
+                    wanted = self.target(x)
+                return (self.predictor(x) - wanted).pow(2).mean(1)
+        net = Curiosity()
+        opt = torch.optim.Adam(net.parameters(), 1e-3)
+        """,
+        "loss = net(torch.randn(32, 8)).mean()\n" + UPDATE,
+    ),
+    "random-features-with-a-trained-head": Run(
+        "body, head = mlp(8, 64), nn.Linear(64, 4)\nbody.requires_grad_(False)\n"
+        "opt = torch.optim.Adam([*body.parameters(), *head.parameters()], 1e-2)",
+        "x, y = blobs()\nloss = F.cross_entropy(head(F.relu(body(x))), y)\n" + UPDATE,
+    ),
+    "best-weights-loaded-again": Run(
+        CLASSIFIER + "opt = torch.optim.Adam(net.parameters(), 1e-3)\nbest = copy.deepcopy(net.state_dict())",
+        CLASSIFY + "\nif step % 100 == 60:\n    net.load_state_dict(best)\n"
+        "elif step % 20 == 0:\n    best = copy.deepcopy(net.state_dict())",
+    ),
+    "grown-network-with-another-optimizer": Run(
+        "net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))\n"
+        "opt = torch.optim.Adam(net.parameters(), 1e-3)",
+        "if step in (150, 250):\n    net = nn.Sequential(*net[:-1], nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))\n"
+        "    opt = torch.optim.Adam(net.parameters(), 1e-3)\n" + CLASSIFY,
+    ),
+    "heads-in-turn-of-epochs": Run(
+        "body, heads = mlp(8, 32), nn.ModuleList([nn.Linear(32, 4), nn.Linear(32, 4)])\n"
+        "opt = torch.optim.Adam([*body.parameters(), *heads.parameters()], 1e-3)",
+        "x, y = blobs()\nloss = F.cross_entropy(heads[step // 50 % 2](F.relu(body(x))), y)\n" + UPDATE,
+    ),
+    "critic-warmed-up-before-the-actor": Run(
+        """
+        actor, critic = mlp(4, 2), mlp(6, 1)
+        actor_opt, critic_opt = torch.optim.Adam(actor.parameters(), 1e-3), torch.optim.Adam(critic.parameters(), 1e-3)
+        """,
+        """
+        s, a = torch.randn(32, 4), torch.rand(32, 2) * 2 - 1
+        reward = -(a - s[:, :2].tanh()).pow(2).sum(1, keepdim=True)
+        loss = F.mse_loss(critic(torch.cat([s, a], 1)), reward)
+        critic_opt.zero_grad(); loss.backward(); critic_opt.step()
+        actor_opt.zero_grad()
+        policy = -critic(torch.cat([s, actor(s).tanh()], 1)).mean()
+        policy.backward()
+        if step > 150:
+            actor_opt.step()
+        """,
+    ),
+    "temperature-read-for-a-schedule": Run(
+        """
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net, self.log_t = mlp(8, 4), nn.Parameter(torch.zeros(()))
+                self.seen = []
+            def forward(self, x):
+                self.seen.append(self.log_t.item())
+                return self.net(x) * self.log_t.exp()
+        net = Scaled()
+        opt = torch.optim.Adam(net.parameters(), 1e-3)
+        """,
+        CLASSIFY,
+    ),
+    "plain-recurrence-over-many-steps": Run(
+        """
+        rnn, head = nn.RNN(4, 32, batch_first=True), nn.Linear(32, 1)
+        opt = torch.optim.Adam([*rnn.parameters(), *head.parameters()], 2e-3)
+        """,
+        "x = torch.randn(16, 60, 4)\nloss = F.mse_loss(head(rnn(x)[0][:, -1]), x[:, -5:, :1].mean(1))\n"
+        "opt.zero_grad(); loss.backward(); nn.utils.clip_grad_norm_(rnn.parameters(), 1.0); opt.step()",
     ),
 }
 

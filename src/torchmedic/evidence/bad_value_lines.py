@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from torchmedic.source.lookup.line_accesses import NO_ACCESSES, Path, accesses_by_line
+from torchmedic.source.lookup.line_accesses import NO_ACCESSES, Path, accesses_by_line, context_blocks
 from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.user_code import is_user_file
 
@@ -93,6 +93,9 @@ class Watch:
         return self._stepped
 
     def _begins(self, frame: FrameType) -> None:
+        block_end = context_blocks(frame.f_code.co_filename).get(frame.f_lineno, 0)
+        if frame.f_lineno < self._running[frame].line <= block_end:
+            return  # the end of a `with` block: a value that is being returned comes from the line before
         running = self._running[frame] = _Running(frame.f_lineno)
         for path in _accesses(frame, running.line).reads:
             value = _value(frame, path)

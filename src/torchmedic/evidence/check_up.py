@@ -16,6 +16,7 @@ from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.numbers.state_copies import Copy
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, place, position_of
+from torchmedic.source.lookup.gradient_switches import switch_around
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.spots import Spot
 from torchmedic.source.syntax import FUNCTIONS, innermost, syntax_tree
@@ -90,6 +91,11 @@ class CheckUp:
     def at(self, role: Role, sites: Sequence[Site], label: str) -> Location | None:
         """The user's innermost line."""
         return spot_of(sites[0]).location(role, label) if sites else None
+
+    def switched_off(self, sites: Sequence[Site]) -> Location | None:
+        """The expression that switches gradients off around one of these instructions, the innermost first."""
+        switches = (switch_around(site.code.co_filename, spot_of(site).line) for site in sites)
+        return next((switch.location() for switch in switches if switch is not None), None)
 
     def of_node(self, role: Role, node: Node | None, label: str) -> Location | None:
         """Where an operation was written down: the layer that it is, or the call."""

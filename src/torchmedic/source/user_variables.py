@@ -17,7 +17,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from torchmedic.source.syntax import syntax_tree
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_user_file, verdicts
 
 PLAIN: frozenset[type] = frozenset({int, float, bool, complex, type(None), range, slice})
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -90,7 +90,10 @@ def user_files() -> list[str]:
 
 def loaded_files() -> list[str]:
     """The files of the user's that are loaded, each once; also a script that lives in site-packages."""
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    if getattr(sys.modules.get("__main__"), "__file__", None) is None:
+        # At the end of a script, Python takes the name of its file away; the hooks have seen it.
+        files += [file for file, is_users in list(verdicts.items()) if is_users and not file.startswith("<")]
     return list(dict.fromkeys(file for file in files if isinstance(file, str) and is_user_file(file)))
 
 

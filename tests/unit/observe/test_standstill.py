@@ -47,7 +47,7 @@ def trained(dtype: torch.dtype, rate: float, watch: Standstill, updates: int, *,
 
 
 def watching(asked: list[int]) -> Standstill:
-    watch = Standstill(lambda: asked.append(1))
+    watch = Standstill(lambda: asked.append(1), lambda: None)
     watch.start()
     return watch
 

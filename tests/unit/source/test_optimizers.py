@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from torchmedic.source.lookup.optimizers import Construction, built_at, construction, value_written_at
+from torchmedic.source.lookup import optimizers
+from torchmedic.source.lookup.optimizers import Construction, advanced_at, built_at, construction, value_written_at
+from torchmedic.source.spots import Place
+from torchmedic.source.syntax import syntax_tree
 
 
 class Own(torch.optim.SGD):
@@ -49,3 +52,12 @@ def test_a_rate_that_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = {value: place.line for value, place in found.items() if place is not None}
     assert lines == {6.5: 1, 2.5: 2}  # 7.5 is no rate, 3.5 is written twice
     sys.modules.pop("config_of_test")
+
+
+def test_the_line_that_has_a_schedule_advance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('config = {"scheduler": 1,\n          "interval": "step"}\ntrainer.fit(net)\nscheduler.step()\n')
+    file = str(script)
+    monkeypatch.setattr(optimizers, "user_trees", lambda: iter([(file, syntax_tree(file))]))
+    assert advanced_at([], None, Place(file, 3)) == Place(file, 2)
+    assert advanced_at([], None, Place(file, 4)) == Place(file, 4)

@@ -95,7 +95,7 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
     """Updates that are too small for the dtype of the weights.
 
     `graded` sampled weights have a gradient; `moved` of these have changed in `updates` updates. `rate` is the learning
-    rate.
+    rate, `clipped_to` the norm to which the line of the cause clips the gradients, if that made them so small.
     """
 
     update: Place
@@ -104,6 +104,7 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
     moved: int
     dtype: str
     rate: float
+    clipped_to: float | None
 
 
 class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
@@ -122,13 +123,14 @@ class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
 class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
     """`backwards` calls of backward, `cleared` times their gradients were cleared, and no update.
 
-    `is_named`: the cause is a line that names `step` without calling it.
+    `is_named`: the cause is a line that names `step` without calling it. `steps_other`: one that steps another.
     """
 
     backward: Place
     backwards: int
     cleared: int
     is_named: bool
+    steps_other: bool
 
 
 class ZeroLearningRate(LoopIncident, frozen=True, kw_only=True):
@@ -238,6 +240,10 @@ class ReplacedParameters(LoopIncident, frozen=True, kw_only=True):
     old: list[tuple[int, ...]]
 
 
+class OptimizerOfTwin(ReplacedParameters, frozen=True, kw_only=True):
+    """The optimizer holds a model of the same shapes, which no loss reaches; it may be a moving average."""
+
+
 class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
 
@@ -275,6 +281,15 @@ class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
 
 class FrozenOptimizer(UselessOptimizer, frozen=True, kw_only=True):
     """`requires_grad` is off for all parameters that the optimizer holds."""
+
+
+class FrozenLayers(LoopIncident, frozen=True, kw_only=True):
+    """`names` are frozen matrices that can never do anything: `zero` ones, or all of a model that was never trained."""
+
+    names: list[str]
+    updates: int
+    is_zero: bool
+    built: Place | None
 
 
 class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):

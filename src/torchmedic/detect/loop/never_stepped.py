@@ -1,4 +1,4 @@
-"""Gradients that are computed and cleared again and again, and no optimizer that ever steps."""
+"""Gradients that are computed and cleared again and again, for an optimizer that never steps."""
 
 from __future__ import annotations
 
@@ -6,41 +6,100 @@ import ast
 import itertools
 from collections.abc import Iterator
 
+from torch.optim import lr_scheduler
+
 from torchmedic.detect.loop.incident import LoopIncident, OptimizerNeverSteps
-from torchmedic.observe.loop.events import Event
+from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import user_trees
 
 _MIN_BACKWARDS = 16  # whose gradients were cleared
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
-    """The only optimizer never steps, and nobody else updates its weights."""
-    events = habits.events
+    """An optimizer never steps, and nobody else updates its weights."""
     living = [watched for watched in habits.optimizers.values() if watched.optimizer is not None]
-    if len(living) != 1 or any(event.kind in ("step", "step skipped", "scaler step") for event in events):
-        return
-    watched = living[0]
+    has_steps = any(event.kind in ("step", "step skipped", "scaler step") for event in habits.events)
+    if len(living) == 1 and not has_steps and not habits.steps:
+        yield from _never(habits, living[0], has_steps=False)
+    elif len(living) > 1 and has_steps:
+        for watched in living:
+            if _is_never_named(habits.events, watched.number):
+                yield from _never(habits, watched, has_steps=True)
+
+
+def _never(habits: Habits, watched: Watched, *, has_steps: bool) -> Iterator[LoopIncident]:
+    events = habits.events
     backwards = [event for event in events if event.kind == "backward"]
-    cleared = sum(_clears(before, after, watched.number) for before, after in itertools.pairwise(events))
-    if habits.steps or cleared < _MIN_BACKWARDS or len(backwards) < _MIN_BACKWARDS:
+    cleared = sum(
+        _clears(before, after, watched.number)
+        for before, after in itertools.pairwise(events)
+        if not has_steps or before.who == watched.number
+    )
+    if cleared < _MIN_BACKWARDS or len(backwards) < _MIN_BACKWARDS:
         return
     writes = {state.weight_writes for event in events if (state := event.states.get(watched.number)) is not None}
     if len(writes) != 1:
         return  # the weights are updated by hand
+    other = _step_in_its_place(events, watched.number)
     backward = backwards[-1].place
-    named = _named_step(dict.fromkeys(event.place.file for event in events if event.place.line))
+    named = None if has_steps else _named_step(dict.fromkeys(event.place.file for event in events if event.place.line))
     yield OptimizerNeverSteps(
-        step=0,
-        cause=named or backward,
+        step=habits.steps,
+        cause=named or other or (watched.built if has_steps and watched.built is not None else backward),
         optimizer=watched.number,
         backward=backward,
         backwards=len(backwards),
         cleared=cleared,
         is_named=named is not None,
+        steps_other=other is not None,
     )
+
+
+def _is_never_named(events: list[Event], number: int) -> bool:
+    """Whether the optimizer is named where its gradients are cleared, and steps by that name in no file of the user's.
+
+    It may be the turn of another optimizer for long: only the source tells that this one never gets its turn.
+    """
+    if any(event.who == number for event in events if event.kind in ("step", "step skipped", "scaler step")):
+        return False
+    places = {event.place for event in events if event.kind == "zero" and event.who == number and event.place.line}
+    names = {
+        ast.unparse(node.func.value)
+        for place in places
+        for node in nodes_in(syntax_tree(place.file))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr == "zero_grad" and has_line(node, place.line)
+    }
+    if len(names) != 1 or not all(is_user_file(place.file) for place in places):
+        return False
+    name = names.pop()
+    for _, tree in user_trees():
+        for node in nodes_in(tree):
+            match node:
+                case ast.Attribute(value=value, attr="step") if ast.unparse(value) == name:
+                    return False
+                case ast.Call(args=args) if any(ast.unparse(given) == name for given in args) and (
+                    not hasattr(lr_scheduler, callee(node))
+                ):
+                    return False  # somebody else may step it
+    return True
+
+
+def _step_in_its_place(events: list[Event], number: int) -> Place | None:
+    """The line that steps another optimizer where the gradients of this one were cleared last."""
+    cleared = 0
+    found: dict[bool, set[Place]] = {True: set(), False: set()}
+    for event in events:
+        if event.kind == "zero":
+            cleared = event.who
+        elif event.kind == "step":
+            found[cleared == number].add(event.place)
+    only = found[True] - found[False]
+    return only.pop() if len(only) == 1 else None
 
 
 def _clears(before: Event, after: Event, number: int) -> bool:

@@ -61,6 +61,8 @@ def _has(function: ast.stmt, file: str, place: Place | None) -> bool:
 
 
 def _makes_leaf(call: ast.Call) -> bool:
+    if any(isinstance(given, ast.Constant) and given.value is False for given in call.args):
+        return False  # `requires_grad_(False)` freezes
     return callee(call) in ("requires_grad_", "Parameter") or any(
         given.arg == "requires_grad" and isinstance(given.value, ast.Constant) and given.value.value is True
         for given in call.keywords

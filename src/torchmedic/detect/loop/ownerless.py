@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from torchmedic.detect.loop.incident import LoopIncident, ParametersWithoutOptimizer
+from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
@@ -33,7 +34,6 @@ from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_variables import looks_at_locals
 
 _MIN_UPDATES = 12  # that left the layer as it was
-_WRITES_OF_CONSTRUCTOR = 1  # to the weight of a layer of torch's: its initial values
 _MIN_TURNS = 8  # of two optimizers with the same parameters
 _MIN_LISTED_MODULES = 2  # that an optimizer was given one by one
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -96,7 +96,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
 def _untouched(each: Ownerless) -> torch.Tensor | None:
     """A weight that has the values of its constructor, as far as can be told without a look at them."""
     tensor = each.reference()
-    if tensor is None or not tensor.requires_grad or tensor._version != _WRITES_OF_CONSTRUCTOR:
+    if tensor is None or not tensor.requires_grad or tensor._version != WRITES_OF_CONSTRUCTOR:
         return None
     has_hooks = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
     return None if has_hooks else tensor

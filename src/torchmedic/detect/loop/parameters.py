@@ -8,35 +8,42 @@ as it was built, at a place where only a trained layer makes sense (`ownerless`)
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchmedic.detect.loop import new_leaves, ownerless
+from torchmedic.detect.loop import frozen_layers, new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
     OptimizerOfOtherModel,
+    OptimizerOfTwin,
     ReplacedParameters,
     UnregisteredLayers,
 )
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.lookup.unread_results import unread_results
 from torchmedic.source.spots import Place
+from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
 
 _MIN_STEPS = 4
+_MIN_TWIN_TENSORS = 3  # of a model whose copy is taken for it
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     reach = habits.reach
-    steps = [event for event in habits.events if event.kind == "step"]
+    steps = [event for event in habits.events if event.kind == "step" and event.step >= reach.since]
     living = [watched.optimizer for watched in habits.optimizers.values() if watched.optimizer is not None]
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
     yield from new_leaves.find(habits, steps)
-    owned = {id(tensor) for optimizer in living for tensor in parameters_of(optimizer)}
+    held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
+    yield from frozen_layers.find(habits, held, steps)
+    owned = {id(tensor) for tensor in held}
     nobodys = [
         tensor
         for tensor, reached in reach.living()
@@ -48,7 +55,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         return
     roots = _roots(habits)
     found = list(_unregistered(habits, nobodys, owned, roots, steps))
-    found = found or list(_replaced(habits, nobodys, owned, roots, steps))
+    found = found or list(_replaced(habits, nobodys, owned, roots, steps)) or list(_twin(habits, nobodys, roots, steps))
     yield from found or list(_useless(habits, nobodys, steps)) or ownerless.find(habits, owned, steps)
 
 
@@ -58,8 +65,27 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 def _roots(habits: Habits) -> list[nn.Module]:
     """The modules that the loop calls."""
-    numbers = dict.fromkeys(event.who for event in habits.events if event.kind == "forward")
+    forwards = (event for event in habits.events if event.kind == "forward" and event.step >= habits.reach.since)
+    numbers = dict.fromkeys(event.who for event in forwards)
     return [module for number in numbers if isinstance(module := habits.thing(number), nn.Module)]
+
+
+def _is_result_unread(built: Place | None, update: Place) -> bool:
+    """Whether the function that updates calls the model that an optimizer was given, and never reads the result."""
+    if built is None:
+        return False
+    calls = (node for node in nodes_in(syntax_tree(built.file)) if isinstance(node, ast.Call))
+    given = {
+        ast.unparse(call.func.value)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "parameters" and has_line(call, built.line)
+    }
+    function = innermost(syntax_tree(update.file), update.line, FUNCTIONS)
+    return any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in given
+        for statement, _ in (unread_results(function) if function is not None else ())
+        for node in ast.walk(statement)
+    )
 
 
 def _unregistered(
@@ -135,6 +161,32 @@ def _replaced(
                 return
 
 
+def _twin(
+    habits: Habits, nobodys: list[torch.Tensor], roots: list[nn.Module], steps: list[Event]
+) -> Iterator[LoopIncident]:
+    """An optimizer holds a model that no loss reaches, and not its copy, which the loss does reach."""
+    reached = habits.reach.found
+    shapes = [tensor.shape for tensor in nobodys]
+    for watched in habits.optimizers.values():
+        mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
+        unused = [
+            tensor for tensor in mine if tensor.requires_grad and id(tensor) not in reached and tensor.grad is None
+        ]
+        is_twin = sorted(tensor.shape for tensor in unused) == sorted(shapes) and len(shapes) >= _MIN_TWIN_TENSORS
+        if is_twin and any(id(tensor) in reached for tensor in mine):
+            wanted = {id(tensor) for tensor in nobodys}
+            named = [name for root in roots for name, tensor in root.named_parameters() if id(tensor) in wanted]
+            yield OptimizerOfTwin(
+                step=steps[-1].step,
+                cause=watched.built or steps[-1].place,
+                optimizer=watched.number,
+                names=named,
+                elements=sum(tensor.numel() for tensor in nobodys),
+                old=[tuple(tensor.shape) for tensor in unused],
+            )
+            return
+
+
 def _match(old: list[torch.Tensor], new: list[torch.Tensor]) -> bool:
     return len(old) == len(new) and all(a.dim() == b.dim() for a, b in zip(old, new, strict=True))
 
@@ -149,6 +201,8 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
     mine = [tensor for each in watched if each.optimizer is not None for tensor in parameters_of(each.optimizer)]
     if not mine or any(id(tensor) in reached for tensor in mine):
         return
+    if _is_result_unread(watched[0].built, steps[-1].place):
+        return  # the optimizer is right: what its model gives is not used
     frozen = [tensor for tensor in mine if not tensor.requires_grad]
     built: Place | None = watched[0].built
     kind = FrozenOptimizer if len(frozen) == len(mine) else OptimizerOfOtherModel

@@ -15,6 +15,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, Polynomia
 from torchmedic.detect.loop.incident import LoopIncident, ScheduleBeforeUpdate, SchedulePerBatch, ZeroLearningRate
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.live_frames import stack_of
+from torchmedic.source.lookup.optimizers import advanced_at
 from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import looks_at_locals
@@ -114,7 +116,7 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
             habits.standstill.rate_is_explained(habits.optimizers[whose].optimizer)
             yield SchedulePerBatch(
                 step=moves[-1].step,
-                cause=moves[-1].place,
+                cause=advanced_at(stack_of(sys._getframe()), habits.thing(number), moves[-1].place),
                 optimizer=whose,
                 why=why,
                 schedule=type(habits.thing(number)).__name__,

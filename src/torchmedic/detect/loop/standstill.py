@@ -8,6 +8,7 @@ that fall from layer to layer until they are too small to change the first layer
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 
@@ -21,13 +22,13 @@ from torchmedic.detect.loop.incident import (
     UpdatesLost,
     VanishingGradients,
 )
-from torchmedic.observe.loop.events import Watched
+from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.standstill import LayerMoves, Steady
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.layer_construction import given_modules
 from torchmedic.source.lookup.layers import layer_built_at, roots
-from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
+from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place
 
 _MIN_DEAD_UPDATES = 48
@@ -37,6 +38,7 @@ _MAX_FALL = 0.1  # of the largest gradient, since the weights were copied
 _MAX_SQUARED = 1e18  # the square of a larger gradient is not far from the largest float32
 _MIN_GRADED = 64  # sampled weights with a gradient
 _MIN_STILL_LAYERS = 2
+_CLIP_TOLERANCE = 0.05  # between the norm of clipped gradients and the bound; torch adds 1e-6 to the norm
 _MIN_SLOPE = 4  # layers from one to the next of which the gradient grows
 _MIN_SLOPE_SHARE = 0.6  # of all layers up to the layer with the largest gradient
 _MIN_GROWTH = 2.0  # of the gradient from one layer to the next
@@ -55,7 +57,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
             known.has_judged_rates = bool(decayed)
             yield from decayed
         if not known.has_judged_moves:
-            still = list(_lost(watched, known, update)) or list(_vanishing(watched, known, update))
+            still = list(_lost(habits, watched, known, update)) or list(_vanishing(watched, known, update))
             known.has_judged_moves = bool(still)
             yield from still
 
@@ -74,9 +76,12 @@ def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> 
     patience = [each.patience for each in schedules if isinstance(each, ReduceLROnPlateau)]
     if patience and not (is_per_update and max(patience) <= _MAX_PATIENCE):
         return  # the loss has not fallen for long: a plateau
-    found = rate_set_at(stack_of(sys._getframe()), watched.optimizer, "origin", "")
+    frames = stack_of(sys._getframe())
+    found = rate_set_at(frames, watched.optimizer, "origin", "")
     built = Place(found.file, found.line) if found is not None else watched.built
-    step = moves[-1].place if is_per_update and moves[-1].place.line else None
+    step = None
+    if is_per_update and moves[-1].place.line:
+        step = advanced_at(frames, habits.thing(moves[-1].who), moves[-1].place)
     yield RateDecayed(
         step=last,
         cause=step or built or update,
@@ -92,7 +97,7 @@ def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> 
     )
 
 
-def _lost(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
+def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
     """Nearly all weights are what they were, although they have gradients: the updates are rounded away."""
     moves = known.moves
     graded = sum(layer.graded for layer in moves.layers) if moves is not None else 0
@@ -108,9 +113,11 @@ def _lost(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncide
     if now > _MAX_SQUARED:
         return  # the optimizer divides by an infinite square: the gradients explode
     largest = max(moves.layers, key=lambda layer: layer.graded)
+    clip = _tight_clip(habits, watched)
     yield UpdatesLost(
         step=moves.until,
-        cause=watched.built or update,
+        cause=clip.place if clip is not None else watched.built or update,
+        clipped_to=clip.fact if clip is not None else None,
         optimizer=watched.number,
         update=update,
         updates=moves.until - moves.since,
@@ -119,6 +126,17 @@ def _lost(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncide
         dtype=str(largest.dtype).removeprefix("torch."),
         rate=largest.rate,
     )
+
+
+def _tight_clip(habits: Habits, watched: Watched) -> Event | None:
+    """The last call that clips gradients, if the norm of the gradients is its bound: the clip made them that small."""
+    clips = [event for event in habits.events if event.kind == "clip" and event.fact and event.place.line]
+    groups = watched.optimizer.param_groups if watched.optimizer is not None else []
+    gradients = [tensor.grad for group in groups for tensor in group["params"] if tensor.grad is not None]
+    if not clips or not gradients:
+        return None
+    norm = float(torch.nn.utils.get_total_norm(gradients))
+    return clips[-1] if math.isclose(norm, clips[-1].fact, rel_tol=_CLIP_TOLERANCE) else None
 
 
 def _vanishing(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:

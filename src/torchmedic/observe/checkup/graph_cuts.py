@@ -27,6 +27,7 @@ _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
 _READS = ("item", "__float__")
 _MAKERS = ("tensor", "as_tensor")
 _CALLING = (lambda original, args, kwargs: original(*args, **kwargs)).__code__
+_CALL_MODULE = torch.nn.Module._call_impl.__code__
 _HOOK = -7002  # keys of torch's own count up from 0
 _MAX_NODES = 20_000  # of one graph
 _MAX_CUTS = 200
@@ -44,15 +45,23 @@ class Cut:
         self.fed = False  # to a layer, as it is
         self.entered: tuple[Site, ...] = ()  # for a number that was read: where a tensor was made of it
         self.result: weakref.ref[torch.Tensor] | None = None
+        self.is_of_other_turn = False  # noted before another optimizer stepped
 
 
 class Called(NamedTuple):
-    """The first call of a module in that step."""
+    """The first call of a module in that step; the first one with gradients, if there is one."""
 
     module: weakref.ref[torch.nn.Module]
     with_gradient: bool
     sites: tuple[Site, ...]
-    once: bool  # there was no other
+    once: bool  # there was no other with gradients
+
+
+class _Ungraded(NamedTuple):
+    """A tensor that was computed without gradients, and the identities of the modules that computed it."""
+
+    result: weakref.ref[torch.Tensor]
+    modules: frozenset[int]
 
 
 class GraphCuts:
@@ -65,6 +74,9 @@ class GraphCuts:
         self.done = False
         self.cuts: list[Cut] = []
         self._called: dict[int, Called] = {}
+        self._ungraded: dict[int, _Ungraded] = {}  # results that were computed without gradients, by identity
+        self._flows: list[tuple[frozenset[int], int]] = []  # of such results: from modules to the next one
+        self._feeding: set[int] = set()  # modules whose such result a trained layer was given
         self._numbers: dict[int, tuple[float, Cut]] = {}  # that were read, by identity
         self._watched: frozenset[int] | None = frozenset()  # identities of parameters; None: all
         self._undo: list[tuple[Any, str, Any]] = []
@@ -86,20 +98,29 @@ class GraphCuts:
         data: Any = torch.Tensor.data
         look = self._noting("data", data.__get__)
         self._put("data", property(look, data.__set__))
-        nn_module._global_forward_pre_hooks[_HOOK] = self._module_called
+        nn_module._global_forward_pre_hooks[_HOOK] = contained("observe.checkup")(self._module_called)
+        if parameters is not None:
+            nn_module._global_forward_hooks[_HOOK] = contained("observe.checkup")(self._module_returned)
 
     def disarm(self) -> None:
         if not self.armed:
             return
         self.armed, self.done = False, True
         self._numbers.clear()
+        self._ungraded.clear()
         nn_module._global_forward_pre_hooks.pop(_HOOK, None)
+        nn_module._global_forward_hooks.pop(_HOOK, None)
         while self._undo:
             owner, name, original = self._undo.pop()
             if original is None:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+    def turn_ended(self) -> None:
+        """An optimizer steps that has all its gradients: what was noted so far belongs to its step."""
+        for cut in self.cuts:
+            cut.is_of_other_turn = True
 
     @property
     def modules(self) -> list[torch.nn.Module]:
@@ -117,12 +138,16 @@ class GraphCuts:
 
     def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         note = contained("observe.checkup")(self._note)
+        note_parameter = contained("observe.checkup")(self._note_parameter)
 
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = _from_line_of(sys._getframe(1), original, (tensor, *args), kwargs)
-            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None and len(self.cuts) < _MAX_CUTS:
-                note(name, tensor, result, sys._getframe(1))
+            if isinstance(tensor, torch.Tensor) and len(self.cuts) < _MAX_CUTS:
+                if tensor.grad_fn is not None:
+                    note(name, tensor, result, sys._getframe(1))
+                elif self._watched is not None and id(tensor) in self._watched and _is_forward(sys._getframe(1)):
+                    note_parameter(name, tensor, sys._getframe(1))
             return result
 
         return call
@@ -137,6 +162,12 @@ class GraphCuts:
             self.cuts.append(cut)
         if isinstance(result, float) and len(self._numbers) < _MAX_NUMBERS:
             self._numbers[id(result)] = (result, cut)
+
+    def _note_parameter(self, name: str, tensor: torch.Tensor, frame: FrameType) -> None:
+        """The forward pass of a model reads the values of a parameter without a graph."""
+        cut = Cut(name, sites_of(frame), frozenset({id(tensor)}))
+        cut.fed = True
+        self.cuts.append(cut)
 
     def _sampling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         note = contained("observe.checkup")(self._note)
@@ -184,20 +215,54 @@ class GraphCuts:
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
             called = self._called.get(id(module))
-            if called is None:
-                called = Called(weakref.ref(module), torch.is_grad_enabled(), sites_of(sys._getframe(1)), once=True)
-            else:
+            with_gradient = torch.is_grad_enabled()
+            if called is None or (with_gradient and not called.with_gradient):
+                called = Called(weakref.ref(module), with_gradient, sites_of(sys._getframe(1)), once=True)
+            elif with_gradient:
                 called = called._replace(once=False)
             self._called[id(module)] = called
-            given = {id(argument) for argument in args if isinstance(argument, torch.Tensor)}
+            given = {id(argument): argument for argument in args if isinstance(argument, torch.Tensor)}
+            for known in [self._ungraded[key] for key in given if key in self._ungraded]:
+                if known.result() is None:
+                    continue
+                if not with_gradient:
+                    self._flows.append((known.modules, id(module)))
+                elif self._watched is not None and self._watched.isdisjoint(map(id, module.parameters())):
+                    self._feeding |= known.modules
             for cut in self.cuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
+
+    def _module_returned(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(self._ungraded) >= _MAX_CUTS:
+            return
+        if isinstance(result, torch.Tensor):
+            known = self._ungraded.get(id(result))
+            inner = known.modules if known is not None and known.result() is result else frozenset[int]()
+            modules = inner | {id(part) for part in module.modules()}
+            self._ungraded[id(result)] = _Ungraded(weakref.ref(result), modules)
+
+    def feeds_trained(self, module: torch.nn.Module) -> bool:
+        """Whether trained layers are given what a module computes without gradients."""
+        feeding = set(self._feeding)
+        for modules, following in reversed(self._flows):
+            feeding |= modules if following in feeding else frozenset()
+        return id(module) in feeding
 
 
 def _from_line_of(frame: FrameType, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function as if from the line that a frame is at, so that a warning of torch's names that line."""
     code = _CALLING.replace(co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno)
     return FunctionType(code, frame.f_globals)(original, args, kwargs)
+
+
+def _is_forward(frame: FrameType) -> bool:
+    """Whether a frame is the user's own, in the forward pass of a module: elsewhere values are read for a copy."""
+    if not is_user_file(frame.f_code.co_filename):
+        return False
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code is not _CALL_MODULE:
+        outer = outer.f_back
+    return outer is not None
 
 
 def _has_graph(value: Any) -> bool:

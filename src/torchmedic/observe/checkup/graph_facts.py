@@ -19,7 +19,7 @@ _MAX_TERMS = 32  # of a loss
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
 _MAX_COMPARED = 1 << 22  # elements of a tensor that are compared one by one
 _MIN_SATURATED = 0.99  # of the values of an activation
-_OF_CLASSES = ("nll_loss", "cross_entropy")
+_OF_CLASSES = ("nll_loss", "cross_entropy", "ctc_loss", "kl_div")
 _UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
 _VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
 _SUMS = frozenset("AddBackward SubBackward RsubBackward".split())
@@ -111,13 +111,14 @@ def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node, int]]
     Scores with as many classes as examples are left out: a contrastive loss may normalise over both dimensions.
     """
     for call in graph.losses():
-        if call.name not in _OF_CLASSES or len(call.shape) < 2:
+        if call.name not in _OF_CLASSES or len(call.shape) < 2 or (call.name == "kl_div" and len(call.shape) > 2):
             continue
-        node, classes = _before_reordering(graph, graph.made(call.sequence), 1)
+        axis = len(call.shape) - 1 if call.name == "ctc_loss" else 1
+        node, classes = _before_reordering(graph, graph.made(call.sequence), axis)
         if node is None or node.dim is None or not node.shape or classes >= len(node.shape):
             continue
         dim = node.dim % len(node.shape)
-        is_wrong = dim != classes and (dim == 0 or call.name == "nll_loss")
+        is_wrong = dim != classes and (dim == 0 or call.name in ("nll_loss", "ctc_loss"))
         if is_wrong and node.shape[dim] != node.shape[classes] and min(node.shape[dim], node.shape[classes]) > 1:
             yield call, node, classes
 

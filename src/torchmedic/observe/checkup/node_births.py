@@ -24,7 +24,7 @@ from torchmedic.source.user_code import is_user_file
 
 LOSSES = frozenset(
     "cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss "
-    "huber_loss".split()
+    "huber_loss kl_div ctc_loss".split()
 )
 _MAX_FRAMES = 120  # that are walked
 _MAX_USER_FRAMES = 6  # that are kept
@@ -222,7 +222,8 @@ class NodeBirths:
         return birth
 
     def _loss_call(self, frame: FrameType) -> LossCall | None:
-        given, target = _locals(frame, "input", "target")
+        given, target, *of_ctc = _locals(frame, "input", "target", "log_probs", "targets")
+        given, target = (given, target) if given is not None else of_ctc
         if not (is_plain(given) and is_plain(target)):
             return None
         known, name = self._loss, frame.f_code.co_name

@@ -16,6 +16,7 @@ import torch
 from torchmedic.observe.checkup.graph_cuts import GraphCuts
 from torchmedic.source.objects.graph import leaves_behind
 
+WRITES_OF_CONSTRUCTOR = 1  # to the weight of a layer of torch's: its initial values
 _MIN_STEPS = 24  # of its optimizer, after which a parameter without a gradient is reported
 _MIN_STEPS_OF_WHOLE = 48  # where no parameter of an optimizer has a gradient: its turn may come later
 _MAX_TURNS = 16  # steps of other optimizers while cuts are watched
@@ -69,6 +70,8 @@ class Unreached:
         self._is_lacking = id(optimizer) in self._lacking
         if not has_closure and self._is_watched_turn():
             self.cuts.disarm()
+        elif self.cuts.armed and not self._is_lacking:
+            self.cuts.turn_ended()
         if self.over:
             return
         if id(optimizer) not in self._seen:

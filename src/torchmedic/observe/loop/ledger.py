@@ -46,6 +46,7 @@ from torchmedic.source.user_code import user_frame
 _FIRST_STEPS = 64  # that are noted when training begins
 _STEPS_AFTER_CHANGE = 24  # that are noted
 _MAX_CHANGES = 4  # that are looked at
+_MAX_ANEW = 2  # times that the ledger wakes because gradients are gone
 _MAX_EVENTS = 4000  # that are kept
 _LOOK_STEPS = frozenset({6, 12, 24, 40})  # since the ledger woke, at which the evidence is judged
 _BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
@@ -71,13 +72,13 @@ class Habits(Numbering):
         self.reach = Reach()
         self.growth = GraphGrowth()
         self.evaluation = Evaluation()
-        self.standstill = Standstill(self.judge)
+        self.standstill = Standstill(self.judge, self._look_anew)
         self.waited: list[Waited] = []  # lines that wait for the device in every step
         self.steps = 0  # of any optimizer
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0
         self._last = _FIRST_STEPS
-        self._wakes = 0
+        self._wakes = self._anew = 0
         self._backwards = 0
         self._stepping = False
         self._emptied = 0  # times that the user has emptied the cache of the device
@@ -107,12 +108,22 @@ class Habits(Numbering):
             return
         self._wakes += 1
         self.listening = self._wakes < _MAX_CHANGES
+        self._begin()
+
+    def _begin(self) -> None:
         self.awake = True
         self._woke, self._last = self.steps, _STEPS_AFTER_CHANGE
         self._backwards = 0
         self._add("gap", 0, None)
         if self.on_wake is not None:
             self.on_wake()
+
+    def _look_anew(self) -> None:
+        """Note the next steps, and which parameters the loss reaches now."""
+        if self._anew < _MAX_ANEW:
+            self._anew += 1
+            self.reach = Reach(since=self.steps)
+            self._begin()
 
     def _sleep(self) -> None:
         self.judge()

@@ -47,9 +47,14 @@ class Ownerless:
 
 
 class Reach:
-    """Parameters by their identity."""
+    """Parameters by their identity.
 
-    def __init__(self) -> None:
+    Args:
+        since: Updates before the first graph that is walked.
+    """
+
+    def __init__(self, since: int = 0) -> None:
+        self.since = since
         self.found: dict[int, Reached] = {}
         self.complete = True  # no graph was too large to be walked to its end
         self.walks = 0

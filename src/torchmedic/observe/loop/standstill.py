@@ -15,19 +15,17 @@ import torch
 
 from torchmedic.contained import contained
 from torchmedic.observe.device import async_devices
+from torchmedic.observe.loop.weight_samples import Sample, counts_of, samples_of
 
 _NEVER = 1 << 62
 _FIRST_LOOKS = (1, 4, 20, 36, 60)  # steps
 _OPEN_STEPS = 8  # steps in which a look waits for the other optimizers
 _MAX_OPTIMIZERS = 8
-_MAX_TENSORS = 48  # of one optimizer
-_MAX_ELEMENTS = 2048  # of one tensor
 _MAX_RATES = 64  # looks whose rates are kept
 _MIN_UPDATES = 12  # between the copy and the look that decides
 _MAX_COPIES = 8  # times that weights are copied, as in a long warm-up
 _MAX_DEAD_SHARE = 1e-4  # of the largest rate, with which nothing is learned any more
 _COUNTS = 4  # numbers per tensor
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Rate(NamedTuple):
@@ -63,20 +61,12 @@ class Moves(NamedTuple):
         return any(2 * layer.moved < layer.graded for layer in self.layers)
 
 
-class _Sample(NamedTuple):
-    reference: weakref.ref[torch.Tensor]
-    before: torch.Tensor
-    every: int  # elements, of which one is looked at
-    rate: float
-    gradient: torch.Tensor  # the largest at that time, in one number
-
-
 class _Pending(NamedTuple):
     """Counts that are on their way to the host."""
 
     step: int
     host: torch.Tensor
-    samples: list[_Sample]
+    samples: list[Sample]
 
 
 class Steady:
@@ -88,8 +78,9 @@ class Steady:
         self.moves: Moves | None = None
         self.is_decided = False
         self.has_judged_moves = self.has_judged_rates = False  # there is a finding: it is made once
+        self._graded = 0  # parameters that had a gradient at the look before
         self._copied_at = 0
-        self._samples: list[_Sample] = []
+        self._samples: list[Sample] = []
         self._copies = 0
         self._pending: _Pending | None = None
 
@@ -106,6 +97,15 @@ class Steady:
             if self.moves is not None and self.moves.are_doubtful:
                 return True
         return self.nothing_since() is not None
+
+    def lost_gradients(self) -> bool:
+        """Whether fewer parameters have a gradient than at the look before, although none was frozen."""
+        optimizer = self.reference()
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
+        graded = sum(tensor.grad is not None for tensor in tensors)
+        before, self._graded = self._graded, graded
+        trained = sum(tensor.requires_grad for tensor in tensors)
+        return bool(graded < before <= trained)
 
     def nothing_since(self) -> Rate | None:
         """The first look since which the rate has been next to nothing, against the largest; None if it is not."""
@@ -131,14 +131,14 @@ class Steady:
         is_rising = bool(self._samples) and max(rates, default=0.0) > max(sample.rate for sample in self._samples)
         if not self._samples or is_rising:
             self._copies += 1
-            self._samples = list(_samples(optimizer, rates)) if self._copies <= _MAX_COPIES else []
+            self._samples = list(samples_of(optimizer, rates)) if self._copies <= _MAX_COPIES else []
             self._copied_at = step
             self.is_decided = not self._samples
         elif step - self._copied_at >= _MIN_UPDATES:
             self._measure(step)
 
     def _measure(self, step: int) -> None:
-        counted = [(sample, counts) for sample in self._samples if (counts := _counts(sample)) is not None]
+        counted = [(sample, counts) for sample in self._samples if (counts := counts_of(sample)) is not None]
         if not counted:
             self.is_decided = True
             return
@@ -177,10 +177,16 @@ class Steady:
 
 
 class Standstill:
-    """Fed by the hooks; `ask` is called when something new is known."""
+    """Fed by the hooks.
 
-    def __init__(self, ask: Callable[[], None]) -> None:
+    Args:
+        ask: Called when something new is known.
+        look_anew: Called when parameters that had gradients have none: the loss may belong to another model now.
+    """
+
+    def __init__(self, ask: Callable[[], None], look_anew: Callable[[], None]) -> None:
         self._ask = ask
+        self._look_anew = look_anew
         self.due = _NEVER  # the step of the next look; read by the hooks
         self.watched: dict[int, Steady] = {}
         self._open = 0  # the step at which the present look began
@@ -203,6 +209,8 @@ class Standstill:
             known = self._known(optimizer)
             if known is not None and known.look(step):
                 self._ask()
+            if known is not None and known.lost_gradients():
+                self._look_anew()
         if step >= self._open + _OPEN_STEPS or len(self._seen) >= len(self.watched) == 1:
             self._close(step)
 
@@ -251,61 +259,3 @@ def _rates(optimizer: Any) -> list[float] | None:
             return None
         found.append(float(rate))
     return found
-
-
-def _samples(optimizer: Any, rates: list[float]) -> list[_Sample]:
-    """Copies of some elements of some weights, spread over all of them."""
-    found: list[tuple[torch.Tensor, float]] = [
-        (tensor, rate)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True)
-        for tensor in group["params"]
-        if rate > 0 and _is_readable(tensor) and _gradient(tensor) is not None
-    ]
-    # The steps of LBFGS are not of the size of its rate, and it stands still once it has come to its end.
-    if isinstance(optimizer, torch.optim.LBFGS) or len({tensor.device for tensor, _ in found}) != 1:
-        return []
-    chosen = {round(place * (len(found) - 1) / max(1, _MAX_TENSORS - 1)) for place in range(_MAX_TENSORS)}
-    samples = []
-    for place in sorted(chosen):
-        tensor, rate = found[place]
-        every = -(-tensor.numel() // _MAX_ELEMENTS)
-        gradient = _gradient(tensor)
-        if gradient is not None:
-            largest = gradient.view(-1)[::every].abs().amax().float()
-            samples.append(
-                _Sample(weakref.ref(tensor), tensor.detach().view(-1)[::every].clone(), every, rate, largest)
-            )
-    return samples
-
-
-def _is_readable(tensor: torch.Tensor) -> bool:
-    if type(tensor) not in _PLAIN or tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
-        return False
-    kind = tensor.device.type
-    known = kind == "cpu" or kind in async_devices.devices
-    late = async_devices.devices.get(kind)
-    return known and tensor.is_floating_point() and tensor.is_contiguous() and (late is None or late.may_work())
-
-
-def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of a tensor, if its elements can be picked like those of the tensor."""
-    gradient = tensor.grad
-    if gradient is None or type(gradient) not in _PLAIN or gradient.layout is not torch.strided:
-        return None
-    return gradient.detach() if gradient.is_contiguous() and gradient.device == tensor.device else None
-
-
-def _counts(sample: _Sample) -> torch.Tensor | None:
-    """Elements with a gradient, those that have changed, the largest gradient now and before; on their device."""
-    tensor = sample.reference()
-    gradient = _gradient(tensor) if tensor is not None and _is_readable(tensor) else None
-    if tensor is None or gradient is None:
-        return None
-    given = gradient.view(-1)[:: sample.every]
-    now = tensor.detach().view(-1)[:: sample.every]
-    if now.shape != sample.before.shape or now.dtype is not sample.before.dtype or now.device != sample.before.device:
-        return None
-    has_gradient = given != 0
-    moved = (now != sample.before) & has_gradient
-    largest = given.abs().amax().float()
-    return torch.stack([has_gradient.sum().float(), moved.sum().float(), largest, sample.gradient])

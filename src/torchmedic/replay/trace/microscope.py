@@ -154,8 +154,9 @@ class Microscope(TorchDispatchMode):
         if node is not None and not in_backward_code:
             op.derived = True
             op.forward = self._differentiated(op, node)
+        unread = _only_written(func, args, kwargs)
         for value in tree_iter((args, kwargs)):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and not any(value is one for one in unread):
                 op.inputs.append(self._note(value, index))
             elif isinstance(value, float) and not math.isfinite(value):
                 op.explicit = True
@@ -245,6 +246,17 @@ class Microscope(TorchDispatchMode):
 
 
 _ZERO = torch.zeros((), device="cpu")
+
+
+def _only_written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The running statistics of a batch normalisation that is in training mode: it does not read them."""
+    if "batch_norm" not in func._schema.name:
+        return []
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if not given.get("training", given.get("train", True)):
+        return []
+    return [given[name] for name in ("running_mean", "running_var") if given.get(name) is not None]
 
 
 def _same_operation(node: str, kind: str) -> bool:

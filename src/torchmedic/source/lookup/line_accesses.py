@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchmedic.source.syntax import CALLABLES, FUNCTIONS, syntax_tree
+from torchmedic.source.syntax import CALLABLES, FUNCTIONS, nodes_in, syntax_tree
 
 _MAX_ATTRIBUTES = 3  # in a path such as `self.data.rows`
 
@@ -42,6 +42,13 @@ def accesses_by_line(file: str) -> dict[int, Accesses]:
                 other.reads | accesses.reads, other.binds | accesses.binds, other.writes | accesses.writes
             )
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def context_blocks(file: str) -> dict[int, int]:
+    """By the line of each `with` statement, the last line of its block. Python comes back to that line at the end."""
+    statements = nodes_in(syntax_tree(file))
+    return {node.lineno: node.end_lineno or 0 for node in statements if isinstance(node, ast.With | ast.AsyncWith)}
 
 
 def of_nodes(nodes: list[ast.AST]) -> Accesses:

@@ -14,9 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
-from torchmedic.source.syntax import FUNCTIONS, nodes_in, syntax_tree
+from torchmedic.source.spots import Place
+from torchmedic.source.syntax import FUNCTIONS, callee, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
-from torchmedic.source.user_variables import loaded_files
+from torchmedic.source.user_variables import loaded_files, user_trees
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _RATE_NAMES = ("lr", "learning_rate", "rate", "eta", "alpha", "step_size")  # that a variable may have, or end with
@@ -230,3 +231,18 @@ def schedulers_of(optimizer: Any) -> list[Any]:
         for value in gc.get_objects()
         if issubclass(type(value), LRScheduler) and getattr(value, "optimizer", None) is optimizer
     ]
+
+
+def advanced_at(frames: list[Frame], schedule: Any, caller: Place) -> Place:
+    """The line that has a schedule advance: a call of `step`, or what tells a framework how often to call it."""
+    calls = [node for node in nodes_in(syntax_tree(caller.file)) if isinstance(node, ast.Call)]
+    if any(callee(call) == "step" and has_line(call, caller.line) for call in calls):
+        return caller
+    for file, tree in user_trees():
+        for node in nodes_in(tree):
+            pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+            for key, value in pairs:
+                if isinstance(key, ast.Constant) and key.value == "interval" and isinstance(value, ast.Constant):
+                    return Place(file, value.lineno)
+    built = built_at(frames, schedule, "cause", "")
+    return Place(built.file, built.line) if built is not None else caller

@@ -29,12 +29,12 @@ from torchmedic.evidence.frozen_parameters import (
     never_trainable,
     parameters_in_reach,
     unfrozen,
-    where_frozen,
 )
 from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
+from torchmedic.source.lookup.freezes import where_frozen
 from torchmedic.source.objects.graph import leaves_behind
 
 _MESSAGE = "the loss has no graph: no parameter can get a gradient from it"

@@ -22,8 +22,7 @@ from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.observe.checkup.graph_facts import partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.lost_terms import LostTerms, MixedSum
-from torchmedic.records import Diagnosis, Location
-from torchmedic.source.live_frames import node_location
+from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.term_flow import (
     Callees,
     Part,
@@ -35,9 +34,8 @@ from torchmedic.source.lookup.term_flow import (
     terms_of,
 )
 from torchmedic.source.spots import Spot, spot_of_node
-from torchmedic.source.syntax import FUNCTIONS, has_line, last_name, nodes_in, syntax_tree
+from torchmedic.source.syntax import nodes_in, syntax_tree
 
-_OFF = frozenset({"no_grad", "inference_mode", "set_grad_enabled"})
 _READS = ("item", "__float__")
 _HOW = {
     "autograd.grad": "`autograd.grad` without `create_graph=True`",
@@ -71,6 +69,9 @@ def _lost_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagnosi
     for mixed in sums:
         term, cuts = _cuts_of(mixed, lost.cuts, callees)
         if term and cuts:
+            # A cut after which parameters get no gradient at all says more than a baseline that is learned elsewhere.
+            reached = {id(leaf) for leaf in graph.leaves()}
+            cuts.sort(key=lambda cut: not cut.behind <= reached)
             return _diagnosis(evidence, graph, term, mixed, cuts)
     return None
 
@@ -119,22 +120,6 @@ def _text(terms: tuple[Part, ...]) -> str:
     return ast.unparse(term.value if isinstance(term, ast.Yield) and term.value is not None else term)
 
 
-def _without_gradients(cut: Cut) -> Location | None:
-    """The `with` statement or the decorator that turns gradients off around a call."""
-    for spot in map(spot_of, cut.sites) if cut.name == "no_grad" else ():
-        for node in nodes_in(syntax_tree(spot.file)):
-            if isinstance(node, ast.With) and has_line(node, spot.line):
-                found = [item.context_expr for item in node.items]
-            elif isinstance(node, FUNCTIONS) and has_line(node, spot.line):
-                found = node.decorator_list
-            else:
-                continue
-            for expression in found:
-                if not _OFF.isdisjoint(map(last_name, ast.walk(expression))):
-                    return node_location("cause", spot.file, expression, "no graph is recorded here")
-    return None
-
-
 def _is_log(cut: Cut, cuts: list[Cut], mixed: MixedSum) -> bool:
     """Whether one expression reads the values of several terms: as for a log, and the sum takes one of those."""
     return (
@@ -158,7 +143,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, 
     is_log = _is_log(cut, cuts, mixed)
     draft.at(
         evidence.at("cause", mixed.sites, f"takes `{text}` from what was read for a log") if is_log else None,
-        _without_gradients(cut)
+        (evidence.switched_off(cut.sites) if cut.name == "no_grad" else None)
         or spot_of(cut.sites[0]).location("origin" if is_log else "cause", "the graph ends here"),
         *(
             spot_of(other.sites[0]).location("origin", "and here")

@@ -36,12 +36,12 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, 
     draft.message = f"`{name}` normalises over {over} instead of the classes"
     draft.cause = f"`{call.name}` takes dimension {classes} as the classes, and `{name}` was taken over dimension {dim}"
     draft.at(evidence.of_node("cause", node, f"adds up to 1 over {over}"))
-    draft.at(evidence.at("surfaced", call.sites, "takes the classes in dimension 1"))
+    draft.at(evidence.at("surfaced", call.sites, f"takes the classes in dimension {classes}"))
     draft.because(
         f"the scores have the shape {list(shape)}: {shape[classes]} classes, and {shape[dim]} values that `{name}` "
         "makes compete with each other",
     )
-    if call.name == "nll_loss":
+    if call.name != "cross_entropy":
         draft.help(f"write `dim={classes}`, the dimension of the classes", safety="changes-training")
     else:
         draft.help(f"give `{call.name}` the scores without `{name}`", safety="changes-training")

@@ -2,7 +2,8 @@
 
 What: these parameters require a gradient and are used in the forward pass, but had no gradient in any step. Their
 result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, by
-`sample()` of a distribution where `rsample()` was meant, or by `item()` where a new tensor is made of the number.
+`sample()` of a distribution where `rsample()` was meant, or by `item()` where a new tensor is made of the number. Or
+they run under `torch.no_grad()`, although they are new layers with random values.
 
 Why: autograd follows only the operations that it has recorded. Parameters before a cut get no gradient; the optimizer
 skips them silently, and they keep their initial values. The rest of the model may still learn, so the loss falls all
@@ -16,16 +17,19 @@ from __future__ import annotations
 
 import torch
 
-from torchmedic.diagnose.rule import rule
+from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.check_up import CheckUp, spot_of
-from torchmedic.observe.checkup.graph_cuts import Cut
+from torchmedic.observe.checkup.graph_cuts import Called, Cut
+from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR, Unreached
 from torchmedic.records import Diagnosis
 
 _HOW = {"data": "`.data`", "__float__": "`float()`"}
 
 
 @rule("TM631", "parameters-cut-off")
-def check(evidence: CheckUp) -> Diagnosis | None:
+def check(evidence: CheckUp) -> Diagnosis | Draft | None:
     unreached = evidence.unreached
     if unreached is None:
         return None
@@ -35,7 +39,8 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         missing.pop(id(found.reference()), None)  # a moving average, say, that needs no gradient
     cuts = [cut for cut in unreached.cuts.cuts if cut.sites and not cut.behind.isdisjoint(missing)]
     if not cuts:
-        return None
+        return _without_gradients(evidence, unreached, missing)
+    cuts = [cut for cut in cuts if not cut.is_of_other_turn] or cuts
     # What a layer is given as it is goes on to the loss. Else the last one: there may be others, for a log. `detach()`
     # is written on purpose more often than `sample()` instead of `rsample()`.
     likely = [cut for cut in cuts if cut.fed] or [cut for cut in cuts if cut.entered or cut.name == "sample"]
@@ -45,6 +50,37 @@ def check(evidence: CheckUp) -> Diagnosis | None:
         return None
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
     return _diagnosis(evidence, cut, [] if cut.fed or cut.entered else list(others.values()), lost)
+
+
+def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[int, torch.Tensor]) -> Draft | None:
+    """Layers with the values of their constructors that run under `no_grad` only, before layers that are trained.
+
+    A layer that was loaded or copied may be kept as it is on purpose, and a random network may give a target.
+    """
+    if unreached.thawed:
+        return None
+    found: list[tuple[torch.Tensor, Called]] = []
+    for tensor in missing.values():
+        calls = [(layer, unreached.cuts.call_of(layer)) for _, _, layer in evidence.owners(tensor)]
+        is_new = tensor._version == WRITES_OF_CONSTRUCTOR and tensor.dim() > 1
+        for layer, called in calls[:1]:
+            is_fed = is_new and layer.training and unreached.cuts.feeds_trained(layer)
+            if called is not None and not called.with_gradient and is_fed:
+                found.append((tensor, called))
+    lost = [tensor for tensor, _ in found]
+    switched = evidence.switched_off(found[0][1].sites) if found else None
+    if switched is None or _is_copy_of_other(evidence, lost, missing):
+        return None
+    draft = check.draft(evidence, "likely")
+    draft.message = f"{count(len(found), 'layer')} of the optimizer cannot learn: gradients are off where they run"
+    draft.cause = "no graph is recorded of what these layers compute, and they keep their random initial values"
+    draft.at(switched, evidence.at("surfaced", found[0][1].sites, "is called with gradients switched off"))
+    draft.because(
+        f"no gradient in {unreached.steps} steps: {listed([f'`{evidence.name_of(tensor)}`' for tensor in lost])}",
+        "layers that are trained are given their results",
+    )
+    draft.help("run these layers with gradients if they are to learn; else leave them out of the optimizer")
+    return draft.about(step=unreached.steps).rated("warning")
 
 
 def _is_copy_of_other(evidence: CheckUp, lost: list[torch.Tensor], missing: dict[int, torch.Tensor]) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
 
 import torch
 
@@ -23,15 +22,9 @@ from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.origins import attribute_assignments
-from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
+from torchmedic.source.lookup.unread_results import INDIRECT_READS, unread_result
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
-
-# With any of these a layer may be used without being named.
-_INDIRECT = frozenset(
-    "getattr children named_children modules named_modules _modules locals vars __dict__ eval".split()
-)
 
 
 @rule("TM637", "unused-layer")
@@ -47,7 +40,9 @@ def check(evidence: CheckUp) -> Draft | None:
         if id(tensor) in cut_off:
             continue
         for model, name, layer in evidence.owners(tensor):
-            found = _result_unread(evidence, layer) or _never_named(evidence, model, name)
+            around = [module for module in model.modules() if any(part is layer for part in module.modules())]
+            unread = next((found for module in around if (found := _result_unread(evidence, module))), None)
+            found = unread or _never_named(evidence, model, name)
             if found is not None:
                 return _diagnosis(evidence, tensor, *found)
     return None
@@ -59,31 +54,12 @@ def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location,
     if called is None or not called.once or not called.with_gradient or not called.sites:
         return None
     spot = spot_of(called.sites[0])
-    for function in _functions_at(spot):
-        for statement in ast.walk(function):
-            match statement:
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()) if has_line(statement, spot.line):
-                    if name.startswith("_") or _is_read(function, name):
-                        return None
-                    place = node_location("cause", spot.file, statement, f"`{name}` is never read")
-                    return place, f"its result is put into `{name}`, which nothing reads"
+    unread = unread_result(spot.file, spot.line)
+    if unread is None:
         return None
-    return None
-
-
-def _functions_at(spot: Spot) -> Iterator[ast.FunctionDef]:
-    """The innermost function around a place first."""
-    tree = syntax_tree(spot.file)
-    found = [node for node in nodes_in(tree) if isinstance(node, ast.FunctionDef)]
-    yield from reversed([node for node in found if has_line(node, spot.line)])
-
-
-def _is_read(function: ast.FunctionDef, name: str) -> bool:
-    return any(
-        isinstance(node, ast.Name)
-        and (node.id in _INDIRECT or (node.id == name and not isinstance(node.ctx, ast.Store)))
-        for node in ast.walk(function)
-    )
+    statement, name = unread
+    place = node_location("cause", spot.file, statement, f"`{name}` is never read")
+    return place, f"its result is put into `{name}`, which nothing reads"
 
 
 def _never_named(evidence: CheckUp, model: torch.nn.Module, name: str) -> tuple[Location, str] | None:
@@ -116,9 +92,9 @@ def _is_named(attribute: str, beside: str) -> bool:
         for node in ast.walk(tree):
             match node:
                 case ast.Attribute(attr=attr, ctx=context):
-                    if attr in _INDIRECT or (attr == attribute and not isinstance(context, ast.Store)):
+                    if attr in INDIRECT_READS or (attr == attribute and not isinstance(context, ast.Store)):
                         return True
-                case ast.Name(id=name) if name in _INDIRECT:
+                case ast.Name(id=name) if name in INDIRECT_READS:
                     return True
                 case ast.Constant(value=str(text)) if text == attribute:
                     return True

@@ -4,7 +4,8 @@ What: `backward()` ran in many rounds of the loop, the gradients were cleared ea
 never called.
 
 Why: the call is missing, stands in a branch that is never taken, or lacks its parentheses: `optimizer.step` names the
-method and does not call it. The weights keep their initial values. No error is raised.
+method and does not call it. Or there are two optimizers, as for a GAN, and the wrong one is called. The weights keep
+their initial values. No error is raised.
 
 Cure: call `optimizer.step()` after `backward()` and before the gradients are cleared.
 """
@@ -21,16 +22,14 @@ from torchmedic.evidence.loop import LoopEvidence
 def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None:
     draft = check.draft(evidence, "proven" if incident.is_named else "likely")
     draft.message = "the weights never change: the optimizer never steps"
-    draft.cause = (
-        "this line names `step` and does not call it"
-        if incident.is_named
-        else "`step()` of the optimizer is not called"
-    )
+    draft.cause, label = "`step()` of the optimizer is not called", "no `step()` follows"
+    if incident.is_named:
+        draft.cause, label = "this line names `step` and does not call it", "the parentheses are missing"
+    elif incident.steps_other:
+        draft.cause, label = "another optimizer steps where the turn of this one is", "steps the other optimizer"
     watched = evidence.habits.optimizers.get(incident.optimizer)
     draft.at(
-        evidence.at(
-            "cause", incident.cause, "the parentheses are missing" if incident.is_named else "no `step()` follows"
-        ),
+        evidence.at("cause", incident.cause, label),
         evidence.at("origin", watched.built if watched is not None else None, "this optimizer"),
     )
     draft.because(

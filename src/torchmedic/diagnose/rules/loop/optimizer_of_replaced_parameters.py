@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import ast
 
-from torchmedic.detect.loop.incident import OptimizerOfOtherModel, ReplacedParameters
+import msgspec
+
+from torchmedic.detect.loop.incident import OptimizerOfOtherModel, OptimizerOfTwin, ReplacedParameters
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
@@ -25,6 +27,8 @@ from torchmedic.source.syntax import nodes_in, syntax_tree
 @rule("TM608", "optimizer-of-replaced-parameters")
 def check(evidence: LoopEvidence) -> Draft | None:
     incident = evidence.incident
+    if isinstance(incident, OptimizerOfTwin):
+        return _twin(evidence, incident)
     if isinstance(incident, ReplacedParameters):
         return _layer(evidence, incident)
     if isinstance(incident, OptimizerOfOtherModel):
@@ -37,8 +41,8 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Draft:
     draft = check.draft(evidence, "proven")
     draft.message = f"{names} are not trained: the optimizer still holds the parameters that they replaced"
     draft.cause = "the optimizer was built before these parameters took the place of others"
-    draft.at(evidence.at("cause", incident.cause, "takes the parameters that the model has at this moment"))
-    draft.at(_assigned(evidence, incident.names, "the parameters are replaced here"))
+    replaced = _assigned(evidence, incident.names, "the parameters are replaced here")
+    draft.at(*_places(evidence, "takes the parameters that the model has at this moment", replaced))
     draft.because(
         f"the loss reaches {names} ({count(incident.elements, 'weight')}), which are in no optimizer and do not change",
         f"the optimizer holds {count(len(incident.old), 'tensor')} that no model uses and that never get a gradient, "
@@ -47,12 +51,26 @@ def _layer(evidence: LoopEvidence, incident: ReplacedParameters) -> Draft:
     return draft.help("build the optimizer after the model is complete", safety="changes-training")
 
 
+def _twin(evidence: LoopEvidence, incident: OptimizerOfTwin) -> Draft:
+    names = f"{count(len(incident.old), 'parameter')} ({listed([f'`{name}`' for name in incident.names])})"
+    draft = check.draft(evidence, "likely")
+    draft.message = f"{names} get gradients and no update: the optimizer holds another model of the same shapes instead"
+    draft.cause = "the optimizer was given a copy of the model, which no loss reaches"
+    draft.at(evidence.at("cause", incident.cause, "holds the parameters of the copy"))
+    draft.because(
+        f"the loss reaches {count(incident.elements, 'weight')} that are in no optimizer and do not change",
+        f"{count(len(incident.old), 'parameter')} of the optimizer never got a gradient",
+    )
+    return draft.help("give the optimizer the parameters of the model that is trained", safety="changes-training")
+
+
 def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
     draft = check.draft(evidence, "proven")
     draft.message = "the weights do not change: the optimizer holds the parameters of another model"
     draft.cause = "not one parameter that the loss reaches is in an optimizer that steps, and not one in it is reached"
+    label = f"its {count(incident.held, 'parameter')} are not in what is trained"
     draft.at(
-        evidence.at("cause", incident.cause, f"its {count(incident.held, 'parameter')} are not in what is trained"),
+        *_places(evidence, label, _rebound(evidence, "another model takes the place of the one that was trained")),
         evidence.at("surfaced", incident.update, "finds no gradient", "step"),
     )
     draft.because(
@@ -61,6 +79,31 @@ def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
         f"{count(incident.updates, 'update')} had no gradient to apply",
     )
     return draft.help("build the optimizer from the parameters of the model that is trained", safety="changes-training")
+
+
+def _places(evidence: LoopEvidence, label: str, replaced: Location | None) -> list[Location | None]:
+    """The line that builds the optimizer, and the replacement, which is the cause where training was right before."""
+    built = evidence.at("cause", evidence.incident.cause, label)
+    if not evidence.habits.reach.since or replaced is None or built is None:
+        return [built, replaced]
+    return [msgspec.structs.replace(replaced, role="cause"), msgspec.structs.replace(built, role="origin")]
+
+
+def _rebound(evidence: LoopEvidence, label: str) -> Location | None:
+    """The assignment, below the optimizer's line, to the variable whose parameters the optimizer was given."""
+    built = evidence.incident.cause
+    given = {
+        ast.unparse(call.func.value)
+        for call in evidence.calls(built, "parameters")
+        if isinstance(call.func, ast.Attribute)
+    }
+    found = [
+        node
+        for node in nodes_in(syntax_tree(built.file))
+        if isinstance(node, ast.Assign) and node.lineno > built.line
+        if any(ast.unparse(target) in given for target in node.targets)
+    ]
+    return node_location("writer", built.file, found[0], label) if len(found) == 1 else None
 
 
 def _assigned(evidence: LoopEvidence, names: list[str], label: str) -> Location | None:

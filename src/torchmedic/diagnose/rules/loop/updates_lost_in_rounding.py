@@ -23,11 +23,14 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
     updates = count(incident.updates, "update")
     draft = check.draft(evidence, "proven")
     draft.message = f"the weights do not change: the updates are too small for their dtype, {incident.dtype}"
-    draft.cause = (
-        f"with a learning rate of {incident.rate:g}, the updates are smaller than the distance between two numbers"
-    )
+    made = f"with a learning rate of {incident.rate:g}"
+    label = f"holds weights in {incident.dtype}, with a rate of {incident.rate:g}"
+    if incident.clipped_to is not None:
+        made = f"with gradients that are clipped to a norm of {incident.clipped_to:g}"
+        label = f"leaves gradients with a norm of {incident.clipped_to:g}"
+    draft.cause = f"{made}, the updates are smaller than the distance between two numbers"
     draft.at(
-        evidence.at("cause", incident.cause, f"holds weights in {incident.dtype}, with a rate of {incident.rate:g}"),
+        evidence.at("cause", incident.cause, label),
         evidence.at("surfaced", incident.update, "is rounded away", "step"),
     )
     still = incident.graded - incident.moved
@@ -35,11 +38,11 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
         f"{still} of {count(incident.graded, 'sampled weight')} with a gradient are bit for bit what they were "
         f"{updates} ago",
     )
-    low = incident.dtype in ("bfloat16", "float16")
-    draft.help(
-        f"keep the weights in float32, and compute in {incident.dtype} with `torch.autocast`"
-        if low
-        else "use a larger learning rate",
-        safety="changes-training",
-    )
+    if incident.clipped_to is not None:
+        cure = "clip to a larger norm"
+    elif incident.dtype in ("bfloat16", "float16"):
+        cure = f"keep the weights in float32, and compute in {incident.dtype} with `torch.autocast`"
+    else:
+        cure = "use a larger learning rate"
+    draft.help(cure, safety="changes-training")
     return draft.rated("warning")
