@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchmedic.detect.ranks.alignment import first_difference, forward_without_backward
-from torchmedic.detect.ranks.culprit import named
+from torchmedic.detect.ranks.alignment import first_difference
+from torchmedic.detect.ranks.culprit import forward_without_backward, named
 from torchmedic.detect.ranks.messages import unmatched
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, RankLog

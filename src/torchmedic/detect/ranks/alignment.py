@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from torchmedic.records.ranks import (
@@ -29,7 +28,6 @@ from torchmedic.records.ranks import (
 
 _WINDOW = 256  # calls after the first difference that are compared
 _END = -1
-_MIN_HABIT = 2  # forwards with a backward that make one without it an exception
 
 
 def first_difference(logs: Sequence[RankLog]) -> Difference | None:
@@ -44,6 +42,8 @@ def first_difference(logs: Sequence[RankLog]) -> Difference | None:
 
 def _begun(difference: Difference) -> float:
     calls = (difference.before, difference.call, difference.expected)
+    if difference.kind == "stopped":  # nobody waits before the others make the call
+        calls = calls[::-1]
     return next((call.time for call in calls if call is not None), 0.0)
 
 
@@ -59,13 +59,25 @@ def by_group(logs: Sequence[RankLog]) -> dict[str, dict[int, list[Collective]]]:
         for call in log.calls:
             if is_compared(call, complete=complete):
                 found.setdefault(call.group, {}).setdefault(log.rank, []).append(call)
-    world = [log.rank for log in logs]
-    for rank in world:
-        if "0" in found:
-            found["0"].setdefault(rank, [])
+    for group, members in _members(logs).items():
+        streams = found.get(group, {})
+        if streams.keys() <= members:
+            for rank in members if streams else ():
+                streams.setdefault(rank, [])
     if any(log.dropped for log in logs):
         for streams in found.values():
             _cut(streams)
+    return found
+
+
+def _members(logs: Sequence[RankLog]) -> dict[str, set[int]]:
+    """The ranks of each group, by its name: torch numbers the groups in the order in which all ranks make them."""
+    found = {"0": {log.rank for log in logs}}
+    whole = next((log for log in logs if not log.dropped), None)
+    made = [call for call in whole.calls if call.op == "new_group"] if whole is not None else []
+    for number, call in enumerate(made, 1):
+        if call.shapes:
+            found[str(number)] = set(call.shapes[0]) & found["0"]
     return found
 
 
@@ -277,23 +289,3 @@ def _is_skipped(common: tuple[int, ...], own: int, index: int) -> bool:
 
 def _at(calls: Sequence[Collective], index: int) -> Collective | None:
     return calls[index] if 0 <= index < len(calls) else None
-
-
-def forward_without_backward(log: RankLog) -> Collective | None:
-    """The last forward of DistributedDataParallel that no backward followed, though as a rule one does on this rank."""
-    followed: Counter[object] = Counter()
-    alone: list[Collective] = []
-    forward: Collective | None = None
-    for call in log.calls:
-        if call.op == FORWARD:
-            if forward is not None:
-                alone.append(forward)
-            forward = call
-        elif call.op == BACKWARD and forward is not None:
-            followed[forward.site] += 1
-            forward = None
-    if forward is not None:
-        alone.append(forward)
-    rare = Counter(each.site for each in alone)
-    usual = [each for each in alone if followed[each.site] >= max(_MIN_HABIT, 2 * rare[each.site])]
-    return usual[-1] if usual else None

@@ -6,13 +6,16 @@ way of the others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, Difference, FoundBy, RankState
-from torchmedic.source.branches import Branch, branches_around, exits_before, is_called_once, loops_around
+from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, FoundBy, RankLog, RankState
+from torchmedic.source.branches import Branch, branches_around, exits_before, loops_around
+
+_MIN_HABIT = 2  # forwards with a backward that make one without it an exception
 
 
 def named(difference: Difference, states: Sequence[RankState]) -> Difference:
@@ -86,15 +89,21 @@ def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:
     call = difference.expected
     if call is None or not _is_alone(deciding_branch(call, difference.before)):
         return False
-    frame = call.frames[0]
-    if not is_called_once(frame.file, frame.line, call.op):
-        return False
     callers = [state for state in states if state.rank in difference.others]
     passed = [state for state in states if state.rank in difference.culprits]
+    if _answers_elsewhere(call, callers, passed):
+        return False
     most = max((state.updates for state in callers), default=0)
     if callers and all(state.signal == "SIGABRT" for state in callers):
         return True  # gloo ends a rank so whose partner is in a call of another size
     return bool(passed) and all(state.fate == "ended" or state.updates > most for state in passed)
+
+
+def _answers_elsewhere(call: Collective, callers: Sequence[RankState], others: Sequence[RankState]) -> bool:
+    """Whether the other ranks make such a call at a line of their own, as in the other branch of `if rank == 0:`."""
+    known = {each.path for state in callers if state.log is not None for each in state.log.calls}
+    made = (each for state in others if state.log is not None for each in state.log.calls)
+    return any(each.content == call.content and each.path not in known for each in made)
 
 
 def _is_alone(branch: Branch | None) -> bool:
@@ -129,3 +138,23 @@ def _early_exits(frame: StackFrame) -> list[Branch]:
     """The `if` statements about the rank after which the line of a frame is not reached."""
     exits = exits_before(frame.file, frame.line)
     return [branch for branch in exits if branch.by_rank and branch.exit in ("return", "continue")]
+
+
+def forward_without_backward(log: RankLog) -> Collective | None:
+    """The last forward of DistributedDataParallel that no backward followed, though as a rule one does on this rank."""
+    followed: Counter[object] = Counter()
+    alone: list[Collective] = []
+    forward: Collective | None = None
+    for call in log.calls:
+        if call.op == FORWARD:
+            if forward is not None:
+                alone.append(forward)
+            forward = call
+        elif call.op == BACKWARD and forward is not None:
+            followed[forward.site] += 1
+            forward = None
+    if forward is not None:
+        alone.append(forward)
+    rare = Counter(each.site for each in alone)
+    usual = [each for each in alone if followed[each.site] >= max(_MIN_HABIT, 2 * rare[each.site])]
+    return usual[-1] if usual else None
