@@ -14,6 +14,7 @@ import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 
+from torchmedic.detect.ranks.messages import unequal_parts
 from torchmedic.records.ranks import (
     BACKWARD,
     FORWARD,
@@ -35,7 +36,9 @@ def first_difference(logs: Sequence[RankLog]) -> Difference | None:
     found = [
         difference
         for group, streams in by_group(logs).items()
-        if len(streams) > 1 and (difference := _compare(group, streams)) is not None
+        if len(streams) > 1
+        for difference in (unequal_parts(group, streams), _compare(group, streams))
+        if difference is not None
     ]
     return min(found, key=_begun, default=None)
 
