@@ -120,10 +120,11 @@ def deciding_branch(call: Collective, other: Collective | None) -> Branch | None
 def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFrame, Branch] | None:
     """The innermost frame of a call that depends on an `if` about the rank, else on any `if`; with that `if`.
 
-    An `if` about the rank that leaves the function in front of the call decides too. Lines that the call of the other
-    ranks came through as well decide nothing, and neither do those further out.
+    An `if` about the rank that leaves the function in front of the call decides too, and so does one of a library, such
+    as `rank_zero_only`. Lines that the call of the other ranks came through as well decide nothing, and neither do
+    those further out.
     """
-    common = set(other.site) if other is not None else set()
+    common = {place for places in other.path for place in places} if other is not None else set()
     is_own = [(frame.file, frame.line) not in common for frame in call.frames]
     start = next((at for at, each in enumerate(is_own) if each), 0)  # inside of it, a function that both call
     end = next((at for at in range(start, len(is_own)) if not is_own[at]), len(is_own))
@@ -131,7 +132,9 @@ def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFra
     found = [
         (frame, branch) for frame in own for branch in [*branches_around(frame.file, frame.line), *_early_exits(frame)]
     ]
-    return next((pair for pair in found if pair[1].by_rank), found[0] if found else None)
+    library = (frame for frame in call.library if (frame.file, frame.line) not in common)
+    within = [(frame, branch) for frame in library for branch in branches_around(frame.file, frame.line)]
+    return next((pair for pair in [*found, *within] if pair[1].by_rank), found[0] if found else None)
 
 
 def _early_exits(frame: StackFrame) -> list[Branch]:

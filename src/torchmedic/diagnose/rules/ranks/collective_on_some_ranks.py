@@ -13,7 +13,7 @@ decides, let all ranks decide alike: `all_reduce` a flag first, or multiply the 
 
 from __future__ import annotations
 
-from torchmedic.detect.ranks.culprit import deciding_branch
+from torchmedic.detect.ranks.culprit import deciding_frame
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import (
     at_branch,
@@ -27,6 +27,7 @@ from torchmedic.diagnose.rules.ranks._side_by_side import (
 )
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import MARKS, Collective, Difference, Job
+from torchmedic.source.user_code import relative
 
 
 @rule("TM701", "collective-on-some-ranks")
@@ -52,9 +53,9 @@ def check(job: Job) -> Draft | None:
     draft.at(at_call(call, "origin", f"{who}: {words(call)}"))
     draft.at(at_call(expected, "surfaced", f"{others}: {words(expected)}" if expected is not None else ""))
     show(draft, job, difference)
-    branch = deciding_branch(call, expected or difference.before)
-    if branch is not None:
-        draft.because(f"the call depends on `{branch.header}`, line {branch.line}")
+    chosen = deciding_frame(call, expected or difference.before)
+    if chosen is not None:
+        draft.because(f"the call depends on `{chosen[1].header}`, {relative(chosen[0].file)}:{chosen[1].line}")
     return draft.help("let every rank make this call, and keep only the work of one rank inside the branch")
 
 
