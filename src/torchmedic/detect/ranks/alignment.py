@@ -40,13 +40,25 @@ def first_difference(logs: Sequence[RankLog]) -> Difference | None:
         for difference in (unequal_parts(group, streams), _compare(group, streams))
         if difference is not None
     ]
-    return min(found, key=_begun, default=None)
+    first = min(found, key=_begun, default=None)
+    if first is not None and first.kind == "stopped":  # two ranks of two groups may wait for each other
+        return next((each for each in found if _went_past(each, logs)), first)
+    return first
+
+
+def _went_past(difference: Difference, logs: Sequence[RankLog]) -> bool:
+    """Whether the culprit waits at a line that another rank came to after the line of the expected call."""
+    if difference.kind != "stopped" or difference.expected is None:
+        return False
+    sites = {log.rank: [call.site for call in log.calls if is_compared(call)] for log in logs}
+    own, expected = sites.pop(difference.culprits[0]), difference.expected.site
+    if not own or expected in own:
+        return False
+    return any(expected in each and own[-1] in each[each.index(expected) :] for each in sites.values())
 
 
 def _begun(difference: Difference) -> float:
     calls = (difference.before, difference.call, difference.expected)
-    if difference.kind == "stopped":  # nobody waits before the others make the call
-        calls = calls[::-1]
     return next((call.time for call in calls if call is not None), 0.0)
 
 

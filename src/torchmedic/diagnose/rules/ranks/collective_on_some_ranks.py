@@ -83,7 +83,7 @@ def _went_past(job: Job, difference: Difference, expected: Collective) -> Draft 
     """A member of a group came to a later call of another group, without the call that the others wait in."""
     state = job.of(difference.culprits[0])
     last = state.log.calls[-1] if state is not None and state.log is not None and state.log.calls else None
-    if last is None or last.op in MARKS or last.group == difference.group or last.time < expected.time:
+    if last is None or last.op in MARKS or difference.group in (last.group, "0"):
         return None
     who, others = ranks(difference.culprits), ranks(difference.others)
     members = ranks(sorted((*difference.culprits, *difference.others)))
