@@ -41,7 +41,7 @@ def first_difference(logs: Sequence[RankLog]) -> Difference | None:
         if difference is not None
     ]
     first = min(found, key=_begun, default=None)
-    if first is not None and first.kind == "stopped":  # two ranks of two groups may wait for each other
+    if first is not None and first.kind == "stopped" and len(found) > 1:  # ranks may wait for each other in two groups
         return next((each for each in found if _went_past(each, logs)), first)
     return first
 

@@ -91,7 +91,7 @@ def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:
         return False
     callers = [state for state in states if state.rank in difference.others]
     passed = [state for state in states if state.rank in difference.culprits]
-    if _answers_elsewhere(call, callers, passed):
+    if callers and passed and _answers_elsewhere(call, callers[0].log, passed[0].log):
         return False
     most = max((state.updates for state in callers), default=0)
     if callers and all(state.signal == "SIGABRT" for state in callers):
@@ -99,10 +99,10 @@ def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:
     return bool(passed) and all(state.fate == "ended" or state.updates > most for state in passed)
 
 
-def _answers_elsewhere(call: Collective, callers: Sequence[RankState], others: Sequence[RankState]) -> bool:
-    """Whether the other ranks make such a call at a line of their own, as in the other branch of `if rank == 0:`."""
-    known = {each.path for state in callers if state.log is not None for each in state.log.calls}
-    made = (each for state in others if state.log is not None for each in state.log.calls)
+def _answers_elsewhere(call: Collective, caller: RankLog | None, other: RankLog | None) -> bool:
+    """Whether the other rank makes such a call at a line of its own, as in the other branch of `if rank == 0:`."""
+    known = {each.path for each in caller.calls} if caller is not None else set()
+    made = other.calls if other is not None else ()
     return any(each.content == call.content and each.path not in known for each in made)
 
 
