@@ -26,6 +26,7 @@ class Call(NamedTuple):
     frame: PyFrame | None
 
 
+_MIN_POLLS_PER_SECOND = 0.2  # a long sleep has none
 POLLS = "polls: it checks a condition again and again"
 
 
@@ -151,7 +152,7 @@ def _rank(stall: Stall, peer: Peer, own: int | None) -> Rank | None:
     works = main.moved or demand(row) > BUSY or sleeps(row) or process.demand > BUSY
     if not works:
         return Rank(name, "stands", "stands", frame)
-    asleep = POLLS if main.moved else "sleeps"
+    asleep = POLLS if main.moved or (row is not None and (row.wakes or 0.0) > _MIN_POLLS_PER_SECOND) else "sleeps"
     return Rank(name, "behind", asleep if sleeps(row) else "is at work", frame)
 
 
