@@ -5,7 +5,7 @@ DistributedDataParallel, joining the job), and not all other ranks have reached 
 
 Why: a branch that only some ranks take (`if rank == 0:` around a save that contains a barrier), a different number of
 batches per rank, an exception or a `continue` on one rank before backward, a rank that was never started or cannot be
-reached, a wrong world size.
+reached, a wrong world size; a rank that polls for something that no rank can provide any more.
 
 Cure: check the other ranks: the diagnosis shows the lines of the ranks on this host. Make every rank call the same
 collectives in the same order, and agree on early exits with an all_reduce of a flag.
