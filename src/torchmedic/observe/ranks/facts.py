@@ -71,8 +71,8 @@ class FactsOfRank:
     def wrapped(self, frame: FrameType) -> None:
         """A DistributedDataParallel is made; the frame is that of its `__init__`."""
         module, wrapper = frame.f_locals.get("module"), frame.f_locals.get("self")
-        is_wrapper = isinstance(wrapper, torch.nn.parallel.DistributedDataParallel)
-        if is_wrapper and wrapper.process_group.size() == self._facts.world_size:  # else the groups may differ
+        kind = torch.nn.parallel.DistributedDataParallel
+        if isinstance(wrapper, kind) and wrapper.process_group.size() == self._facts.world_size:  # all train one model
             self._change(wrapper="DistributedDataParallel", wrapped_at=_line(user_frame(frame)))
         for name, parameter in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
             self._names[id(parameter)] = name
