@@ -12,8 +12,8 @@ _MAX_OPTIMIZERS = 4
 
 def torch_settings(optimizers: Sequence[Any], autocast: Mapping[str, torch.dtype]) -> dict[str, str]:
     """What is set now, by name. Nothing here starts a device or waits for one."""
-    found = {f"optimizer {number}" if number else "optimizer": _shown(each) for number, each in enumerate(optimizers)}
-    found = dict(list(found.items())[:_MAX_OPTIMIZERS])
+    made = [each for each in optimizers if hasattr(each, "param_groups")][:_MAX_OPTIMIZERS]  # not one under way
+    found = {f"optimizer {number}" if number else "optimizer": _shown(each) for number, each in enumerate(made)}
     found["autocast"] = ", ".join(f"{kind}: {_name(dtype)}" for kind, dtype in autocast.items()) or "off"
     found["dtype of new tensors"] = _name(torch.get_default_dtype())
     found["precision of float32 products"] = torch.get_float32_matmul_precision()

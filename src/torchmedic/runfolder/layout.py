@@ -119,12 +119,12 @@ def _is_taken(path: Path, job: str | None) -> bool:
 def _is_of_job(path: Path, job: str) -> bool:
     """Whether the folder belongs to the job. Another rank that has just made the folder is about to sign it."""
     end = time.monotonic() + _SIGNED_SECONDS
-    while _signature(path) != job:
+    while (found := _signature(path)) != job:
         try:
             is_new = path.is_dir() and time.time() - path.stat().st_ctime < _SIGNED_SECONDS
         except OSError:
             return False
-        if not is_new or _signature(path) or time.monotonic() > end:
+        if not is_new or found or time.monotonic() > end:
             return False
         time.sleep(0.02)
     return True
@@ -169,7 +169,7 @@ def _numbered(parent: Path, name: str) -> Path:
 
 
 def _sign(path: Path, job: str | None) -> None:
-    if job is not None:
+    if job is not None and _signature(path) != job:  # a file that is written again is empty for a moment
         mark(path / _JOB, job)
 
 

@@ -85,15 +85,21 @@ def _has_call(node: ast.AST) -> bool:
 
 
 def exits_before(file: str, line: int) -> list[Branch]:
-    """The `if` statements in front of a line after which it is not reached, the nearest first."""
+    """The `if` statements in front of a line after which it is not reached, the nearest first.
+
+    Handlers of a `try` around the line are last: an exception in front of the line may have led to one of them.
+    """
     found: list[Branch] = []
+    handlers: list[Branch] = []
     for node in _around(file, line):
+        if isinstance(node, ast.Try) and _holds(node.body, line):
+            handlers = [each for each in _handlers(node) if each.exit in ("continue", "return")] + handlers
         for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
             if _holds(block, line):
                 for statement in block:
                     if (statement.end_lineno or statement.lineno) < line:
                         found.extend(_exits(statement))
-    return sorted(found, key=lambda branch: -branch.line)
+    return [*sorted(found, key=lambda branch: -branch.line), *handlers]
 
 
 def loops_around(file: str, line: int) -> list[Loop]:
@@ -177,14 +183,6 @@ def callees_at(file: str, line: int) -> set[str]:
     return {name for name in map(callee, calls) if name}
 
 
-def is_called_once(file: str, line: int, name: str) -> bool:
-    """Whether a file calls a function or method once; if a library calls it, whether a call at `line` is alone."""
-    calls = [node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Call)]
-    names = [callee(node) for node in calls]
-    here = [name] if name in names else [callee(node) for node in calls if _spans(node, line)]
-    return any(each and names.count(each) == 1 for each in here)
-
-
 def _around(file: str, line: int) -> list[ast.AST]:
     """The nodes with statements that hold a line, from its function inwards."""
     tree = syntax_tree(file)
@@ -234,17 +232,26 @@ def _exits(statement: ast.stmt) -> Iterator[Branch]:
             kind = _EXITS.get(type(block[-1])) if block else None
             if kind is not None:
                 yield _branch(statement, taken=taken, exit=kind)  # type: ignore[arg-type]
-    for handler in statement.handlers if isinstance(statement, ast.Try) else ():
-        kind = _EXITS.get(type(handler.body[-1]))
-        if kind is not None and kind != "raise":
-            test = f"except {ast.unparse(handler.type)}" if handler.type is not None else "except"
-            yield Branch(handler.lineno, test, True, False, kind)  # type: ignore[arg-type]
+    if isinstance(statement, ast.Try):
+        yield from (
+            found
+            for handler, found in zip(statement.handlers, _handlers(statement), strict=True)
+            if isinstance(handler.body[-1], tuple(_EXITS)) and found.exit != "raise"
+        )
     inner = isinstance(statement, LOOPS)
     for block in blocks(statement):
         for each in block:
             for found in _exits(each):
                 if not (inner and found.exit in ("break", "continue")):
                     yield found
+
+
+def _handlers(node: ast.Try) -> Iterator[Branch]:
+    """The handlers of a `try`. One that leaves nothing leaves out the rest of the `try`, as `continue` does."""
+    for handler in node.handlers:
+        test = f"except {ast.unparse(handler.type)}" if handler.type is not None else "except"
+        kind = _EXITS.get(type(handler.body[-1]), "continue")
+        yield Branch(handler.lineno, test, True, False, kind)  # type: ignore[arg-type]
 
 
 def _header(node: ast.For | ast.AsyncFor | ast.While) -> str:

@@ -69,7 +69,7 @@ def _elsewhere(run: Path, here: set[int]) -> list[RankState]:
             told = msgspec.json.decode(path.read_bytes(), type=RemoteRank)
             if told.log.rank not in here:
                 log = _with_paths_of_here(told)
-                skipped = alignment.forward_without_backward(log)
+                skipped = culprit.forward_without_backward(log)
                 frame = next(iter(skipped.frames), None) if skipped is not None else None
                 found.append(RankState(rank=log.rank, fate=told.fate, log=log, skipped=frame))
     return found
@@ -97,7 +97,7 @@ def _state(run: Path, folder: Path) -> RankState | None:
     answer = questions.read_answer(run, log.pid)
     main = answer.main if answer is not None else None
     frames = [frame for frame in main.frames if frame.user] if main is not None else []
-    skipped = alignment.forward_without_backward(log)
+    skipped = culprit.forward_without_backward(log)
     fate, signal = _fate(run, folder, log.pid, box)
     return RankState(
         rank=log.rank,

@@ -36,6 +36,7 @@ def why(*ranks: RankFacts, logs: tuple[RankLog, ...] = ()) -> str | None:
 WRAPPED = {"wrapper": "DistributedDataParallel", "wrapped_at": LINE}
 QUIET = (log(0, [1.0], "barrier"), log(1, [1.0], "barrier"))
 AVERAGING = (log(0, [1.0, 2.0, 3.0]), log(1, [1.0, 2.0, 3.0]))
+IN_GROUPS = tuple(replace(each, calls=tuple(replace(call, group="1") for call in each.calls)) for each in AVERAGING)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,7 @@ AVERAGING = (log(0, [1.0, 2.0, 3.0]), log(1, [1.0, 2.0, 3.0]))
         (facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), (), None),  # what was called is not known
         (facts(0, 1, 2, 3), facts(1, 1.5, 2, 3.5), QUIET, None),  # each rank has a model of its own
         (facts(0, 1, 2, 3), facts(1, 1.5, 2, 3.5), AVERAGING, "start"),
+        (facts(0, 1, 2, 3), facts(1, 1.5, 2, 3.5), IN_GROUPS, None),  # each group has a model of its own
         (facts(0, 1, 2, 3), facts(1, 1, 2, 3.00001), QUIET, None),  # rounding
         (facts(0, 1, 2), facts(1, 1, 3), QUIET, None),  # too early to tell
         (facts(0, 1, 2, 3, **WRAPPED), facts(1, 1, 2, 4, **WRAPPED), QUIET, "unused-wrapper"),

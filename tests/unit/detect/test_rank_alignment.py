@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from torchmedic.detect.ranks.alignment import first_difference, forward_without_backward
-from torchmedic.detect.ranks.culprit import named
+from torchmedic.detect.ranks.alignment import first_difference
+from torchmedic.detect.ranks.culprit import forward_without_backward, named
 from torchmedic.detect.ranks.messages import unmatched
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, RankLog
+from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, RankLog, RankState
 
 
 def call(op: str, line: int, *, shape: tuple[int, ...] = (), peer: int | None = None, **more: object) -> Collective:
@@ -105,6 +105,27 @@ def test_all_to_all_may_have_other_shapes_on_each_rank() -> None:
     assert first_difference(logs) is None
 
 
+def test_a_part_of_all_to_all_that_the_other_rank_does_not_take() -> None:
+    even, uneven = (Collective(op="all_to_all", shapes=(sent, (4, 4))) for sent in ((4, 4), (6, 2)))
+    assert first_difference([log(0, even, even), log(1, even, even)]) is None
+    difference = first_difference([log(0, even, even, END), log(1, even, uneven, END)])
+    assert difference is not None
+    assert difference.call is not None
+    assert difference.expected is not None
+    assert (difference.kind, difference.culprits, difference.others) == ("content", (1,), (0,))
+    assert (difference.call.shapes, difference.expected.shapes) == (((6,),), ((4,),))
+
+
+def test_a_member_that_went_past_the_call_of_its_group_is_to_blame_though_it_waits_too() -> None:
+    """Rank 2 waits for rank 3 in their group, and rank 3 waits for rank 2 at the end: it is ahead."""
+    made = (call("new_group", 1, shape=(0, 1)), call("new_group", 2, shape=(2, 3)))
+    first, second = (call("all_reduce", 9, group=name) for name in "12")
+    logs = [log(0, *made, first, END), log(1, *made, first, END), log(2, *made, second), log(3, *made, END)]
+    difference = first_difference(logs)
+    assert difference is not None
+    assert (difference.kind, difference.group, difference.culprits) == ("stopped", "2", (3,))
+
+
 def test_a_rank_without_a_further_call_has_stopped() -> None:
     difference = first_difference([log(0, *STEP, *STEP), log(1, *STEP)])
     assert difference is not None
@@ -162,6 +183,23 @@ def test_of_two_ranks_the_one_that_left_the_loop_is_to_blame(tmp_path: Path) -> 
         assert difference.by == "nothing"
         found = named(difference, [])
         assert (found.by, found.culprits) == ("loop", (leaves,))
+
+
+@pytest.mark.parametrize(("answered", "culprit"), [(False, 0), (True, 1)])
+def test_a_call_under_an_if_about_the_rank_that_nobody_answers(tmp_path: Path, answered: bool, culprit: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "for epoch in range(3):\n    step()\n    if rank == 0:\n        step()\n    else:\n        step()\n"
+    )
+
+    def at(line: int) -> Collective:
+        return Collective(op="broadcast", frames=(StackFrame(file=str(script), line=line, function="<module>"),))
+
+    logs = [log(0, at(2), at(4), at(2), at(4)), log(1, at(2), at(6 if answered else 2), at(2))]
+    difference = first_difference(logs)
+    assert difference is not None
+    found = named(difference, [RankState(rank=each.rank, fate="ended", log=each) for each in logs])
+    assert found.culprits == (culprit,)
 
 
 def test_a_forward_without_its_backward() -> None:

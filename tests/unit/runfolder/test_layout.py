@@ -56,6 +56,17 @@ def test_the_ranks_of_a_job_share_a_folder(tmp_path: Path) -> None:
         layout.create("out", "a.py", tmp_path, "job-2")
 
 
+def test_a_folder_that_is_signed_between_two_looks_is_that_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout.create("out", "a.py", tmp_path, "job-1")
+    (tmp_path / "out" / "rank0").mkdir()
+    looks = iter([None])
+    read = layout._signature
+    monkeypatch.setattr(layout, "_signature", lambda path: next(looks) if looks.__length_hint__() else read(path))
+    assert layout.create("out", "a.py", tmp_path, "job-1") == tmp_path / "out"
+
+
 def test_a_job_is_known_by_its_launcher() -> None:
     torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
     assert identity({}) is None

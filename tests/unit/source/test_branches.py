@@ -142,3 +142,23 @@ def test_what_ends_the_process_of_a_loop(tmp_path: Path) -> None:
     assert process_ends(str(path), loop) == [3]
     assert calls_by_rank(str(path), lambda name: name == "load_state_dict") == [10]
     assert calls_by_rank(str(path), lambda name: name == "check") == []
+
+
+def test_a_handler_around_a_line_may_have_left_it_out(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "for x in data:\n"
+        "    if x.bad:\n"
+        "        continue\n"
+        "    try:\n"
+        "        y = parse(x)\n"
+        "        step(y)\n"
+        "    except ValueError:\n"
+        "        print('skipped')\n"
+        "    except StopIteration:\n"
+        "        break\n"
+        "    except OSError:\n"
+        "        raise\n"
+    )
+    found = exits_before(str(path), 6)
+    assert [(branch.line, branch.exit) for branch in found] == [(2, "continue"), (7, "continue")]

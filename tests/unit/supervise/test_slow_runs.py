@@ -278,7 +278,8 @@ def _rank(number: int, main: PyThread, updates: int | None = 4, **fields: Any) -
         ((_rank(1, thread(user(30)), updates=3, demand=1.0),), "note", 30, "rank 1 is at work"),
         ((_rank(1, thread(user(30)), updates=3, syscall="clock_nanosleep"),), "note", 30, "rank 1 sleeps"),
         ((_rank(1, _GATHERS),), "error", 9, "all ranks wait"),
-        ((_rank(1, thread(user(30))),), "error", 9, "the other ranks do not reach this call"),
+        ((_rank(1, thread(user(30))),), "error", 30, "the other ranks wait for rank 1, which stands"),
+        ((_rank(1, thread(user(30), moved=True), updates=3, syscall="clock_nanosleep"),), "note", 30, "rank 1 polls"),
         ((Peer(process=process(201), asked=True),), "note", 9, ""),
         ((), "note", 9, "1 of 2 ranks are not on this host"),
     ],
@@ -291,6 +292,17 @@ def test_a_rank_that_waits(peers: tuple[Peer, ...], severity: str, line: int, wo
     assert words in found.cause
     assert found.cause_location is not None
     assert found.cause_location.line == line
+
+
+@pytest.mark.parametrize(("still", "severity", "rank"), [(5.0, "note", 0), (30.0, "error", 1)])
+def test_a_rank_that_polls_while_all_others_wait_for_it(still: float, severity: str, rank: int) -> None:
+    peer = _rank(1, thread(user(30), moved=True), updates=3, syscall="clock_nanosleep")
+    job = JobView(backend="gloo", rank=0, world_size=2)
+    found = asked(
+        "waits_for_collective", stall(_GATHERS, view={"job": job}, peers=(peer,), box=box(updates=4), still=still)
+    )
+    assert found is not None
+    assert (found.severity, found.rank) == (severity, rank)
 
 
 @pytest.mark.parametrize(

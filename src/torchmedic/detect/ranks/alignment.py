@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from torchmedic.detect.ranks.messages import unequal_parts
 from torchmedic.records.ranks import (
     BACKWARD,
     FORWARD,
@@ -29,7 +29,6 @@ from torchmedic.records.ranks import (
 
 _WINDOW = 256  # calls after the first difference that are compared
 _END = -1
-_MIN_HABIT = 2  # forwards with a backward that make one without it an exception
 
 
 def first_difference(logs: Sequence[RankLog]) -> Difference | None:
@@ -37,9 +36,25 @@ def first_difference(logs: Sequence[RankLog]) -> Difference | None:
     found = [
         difference
         for group, streams in by_group(logs).items()
-        if len(streams) > 1 and (difference := _compare(group, streams)) is not None
+        if len(streams) > 1
+        for difference in (unequal_parts(group, streams), _compare(group, streams))
+        if difference is not None
     ]
-    return min(found, key=_begun, default=None)
+    first = min(found, key=_begun, default=None)
+    if first is not None and first.kind == "stopped" and len(found) > 1:  # ranks may wait for each other in two groups
+        return next((each for each in found if _went_past(each, logs)), first)
+    return first
+
+
+def _went_past(difference: Difference, logs: Sequence[RankLog]) -> bool:
+    """Whether the culprit waits at a line that another rank came to after the line of the expected call."""
+    if difference.kind != "stopped" or difference.expected is None:
+        return False
+    sites = {log.rank: [call.site for call in log.calls if is_compared(call)] for log in logs}
+    own, expected = sites.pop(difference.culprits[0]), difference.expected.site
+    if not own or expected in own:
+        return False
+    return any(expected in each and own[-1] in each[each.index(expected) :] for each in sites.values())
 
 
 def _begun(difference: Difference) -> float:
@@ -59,13 +74,25 @@ def by_group(logs: Sequence[RankLog]) -> dict[str, dict[int, list[Collective]]]:
         for call in log.calls:
             if is_compared(call, complete=complete):
                 found.setdefault(call.group, {}).setdefault(log.rank, []).append(call)
-    world = [log.rank for log in logs]
-    for rank in world:
-        if "0" in found:
-            found["0"].setdefault(rank, [])
+    for group, members in _members(logs).items():
+        streams = found.get(group, {})
+        if streams.keys() <= members:
+            for rank in members if streams else ():
+                streams.setdefault(rank, [])
     if any(log.dropped for log in logs):
         for streams in found.values():
             _cut(streams)
+    return found
+
+
+def _members(logs: Sequence[RankLog]) -> dict[str, set[int]]:
+    """The ranks of each group, by its name: torch numbers the groups in the order in which all ranks make them."""
+    found = {"0": {log.rank for log in logs}}
+    whole = next((log for log in logs if not log.dropped), None)
+    made = [call for call in whole.calls if call.op == "new_group"] if whole is not None else []
+    for number, call in enumerate(made, 1):
+        if call.shapes:
+            found[str(number)] = set(call.shapes[0]) & found["0"]
     return found
 
 
@@ -277,23 +304,3 @@ def _is_skipped(common: tuple[int, ...], own: int, index: int) -> bool:
 
 def _at(calls: Sequence[Collective], index: int) -> Collective | None:
     return calls[index] if 0 <= index < len(calls) else None
-
-
-def forward_without_backward(log: RankLog) -> Collective | None:
-    """The last forward of DistributedDataParallel that no backward followed, though as a rule one does on this rank."""
-    followed: Counter[object] = Counter()
-    alone: list[Collective] = []
-    forward: Collective | None = None
-    for call in log.calls:
-        if call.op == FORWARD:
-            if forward is not None:
-                alone.append(forward)
-            forward = call
-        elif call.op == BACKWARD and forward is not None:
-            followed[forward.site] += 1
-            forward = None
-    if forward is not None:
-        alone.append(forward)
-    rare = Counter(each.site for each in alone)
-    usual = [each for each in alone if followed[each.site] >= max(_MIN_HABIT, 2 * rare[each.site])]
-    return usual[-1] if usual else None

@@ -6,13 +6,16 @@ way of the others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, Difference, FoundBy, RankState
-from torchmedic.source.branches import Branch, branches_around, exits_before, is_called_once, loops_around
+from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, FoundBy, RankLog, RankState
+from torchmedic.source.branches import Branch, branches_around, exits_before, loops_around
+
+_MIN_HABIT = 2  # forwards with a backward that make one without it an exception
 
 
 def named(difference: Difference, states: Sequence[RankState]) -> Difference:
@@ -86,15 +89,21 @@ def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:
     call = difference.expected
     if call is None or not _is_alone(deciding_branch(call, difference.before)):
         return False
-    frame = call.frames[0]
-    if not is_called_once(frame.file, frame.line, call.op):
-        return False
     callers = [state for state in states if state.rank in difference.others]
     passed = [state for state in states if state.rank in difference.culprits]
+    if callers and passed and _answers_elsewhere(call, callers[0].log, passed[0].log):
+        return False
     most = max((state.updates for state in callers), default=0)
     if callers and all(state.signal == "SIGABRT" for state in callers):
         return True  # gloo ends a rank so whose partner is in a call of another size
     return bool(passed) and all(state.fate == "ended" or state.updates > most for state in passed)
+
+
+def _answers_elsewhere(call: Collective, caller: RankLog | None, other: RankLog | None) -> bool:
+    """Whether the other rank makes such a call at a line of its own, as in the other branch of `if rank == 0:`."""
+    known = {each.path for each in caller.calls} if caller is not None else set()
+    made = other.calls if other is not None else ()
+    return any(each.content == call.content and each.path not in known for each in made)
 
 
 def _is_alone(branch: Branch | None) -> bool:
@@ -111,10 +120,11 @@ def deciding_branch(call: Collective, other: Collective | None) -> Branch | None
 def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFrame, Branch] | None:
     """The innermost frame of a call that depends on an `if` about the rank, else on any `if`; with that `if`.
 
-    An `if` about the rank that leaves the function in front of the call decides too. Lines that the call of the other
-    ranks came through as well decide nothing, and neither do those further out.
+    An `if` about the rank that leaves the function in front of the call decides too, and so does one of a library, such
+    as `rank_zero_only`. Lines that the call of the other ranks came through as well decide nothing, and neither do
+    those further out.
     """
-    common = set(other.site) if other is not None else set()
+    common = {place for places in other.path for place in places} if other is not None else set()
     is_own = [(frame.file, frame.line) not in common for frame in call.frames]
     start = next((at for at, each in enumerate(is_own) if each), 0)  # inside of it, a function that both call
     end = next((at for at in range(start, len(is_own)) if not is_own[at]), len(is_own))
@@ -122,10 +132,32 @@ def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFra
     found = [
         (frame, branch) for frame in own for branch in [*branches_around(frame.file, frame.line), *_early_exits(frame)]
     ]
-    return next((pair for pair in found if pair[1].by_rank), found[0] if found else None)
+    library = (frame for frame in call.library if (frame.file, frame.line) not in common)
+    within = [(frame, branch) for frame in library for branch in branches_around(frame.file, frame.line)]
+    return next((pair for pair in [*found, *within] if pair[1].by_rank), found[0] if found else None)
 
 
 def _early_exits(frame: StackFrame) -> list[Branch]:
     """The `if` statements about the rank after which the line of a frame is not reached."""
     exits = exits_before(frame.file, frame.line)
     return [branch for branch in exits if branch.by_rank and branch.exit in ("return", "continue")]
+
+
+def forward_without_backward(log: RankLog) -> Collective | None:
+    """The last forward of DistributedDataParallel that no backward followed, though as a rule one does on this rank."""
+    followed: Counter[object] = Counter()
+    alone: list[Collective] = []
+    forward: Collective | None = None
+    for call in log.calls:
+        if call.op == FORWARD:
+            if forward is not None:
+                alone.append(forward)
+            forward = call
+        elif call.op == BACKWARD and forward is not None:
+            followed[forward.site] += 1
+            forward = None
+    if forward is not None:
+        alone.append(forward)
+    rare = Counter(each.site for each in alone)
+    usual = [each for each in alone if followed[each.site] >= max(_MIN_HABIT, 2 * rare[each.site])]
+    return usual[-1] if usual else None

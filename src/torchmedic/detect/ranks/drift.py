@@ -82,7 +82,8 @@ def _averaged(log: RankLog, facts: RankFacts) -> set[tuple[int, ...]]:
 
 
 def _sent(log: RankLog) -> list[tuple[int, ...]]:
-    return [shape for call in log.calls if call.op == "all_reduce" for shape in call.shapes]
+    """What a rank exchanges with all others: the models of two groups may differ on purpose."""
+    return [shape for call in log.calls if call.op == "all_reduce" and call.group == "0" for shape in call.shapes]
 
 
 def _exchanges(log: RankLog) -> bool:

@@ -1,11 +1,13 @@
-"""Messages between two ranks: `send` and `recv` pair up by their number."""
+"""What one rank sends to another: `send` and `recv` pair up by their number, the parts of `all_to_all` by rank."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from torchmedic.records.ranks import MARKS, Collective, RankLog
+import msgspec
+
+from torchmedic.records.ranks import MARKS, Collective, Difference, RankLog
 
 
 def unmatched(logs: Iterable[RankLog]) -> list[tuple[int, Collective]]:
@@ -40,3 +42,29 @@ def usual_answer(waiting: RankLog, partner: RankLog, call: Collective) -> Collec
     answers = [each for each in partner.calls if each.op == other and each.peer == waiting.rank]
     earlier = [answer for each, answer in zip(own[:-1], answers, strict=False) if each.site == call.site]
     return earlier[-1] if earlier else None
+
+
+def unequal_parts(group: str, streams: Mapping[int, Sequence[Collective]]) -> Difference | None:
+    """The first `all_to_all` in which a rank sends another more or less than that takes, with these two numbers."""
+    order = sorted(streams)  # as torch orders the members of a group
+    places = [at for at, call in enumerate(streams[order[0]]) if call.op == "all_to_all"]
+    for at in places:
+        calls = [calls[at] for rank in order if at < len(calls := streams[rank])]
+        if len(calls) < len(order) or any([*map(len, call.shapes)] != [len(order)] * 2 for call in calls):
+            return None
+        for row, one in enumerate(calls):
+            for column, other in enumerate(calls):
+                sent, taken = one.shapes[0][column], other.shapes[1][row]
+                if sent != taken:
+                    return Difference(
+                        kind="content",
+                        group=group,
+                        culprits=(order[row],),
+                        others=(order[column],),
+                        call=msgspec.structs.replace(one, shapes=((sent,),)),
+                        expected=msgspec.structs.replace(other, shapes=((taken,),)),
+                        before=streams[order[row]][at - 1] if at else None,
+                        index=at,
+                        by="nothing",
+                    )
+    return None

@@ -70,8 +70,9 @@ class FactsOfRank:
     @contained("observe.rank_facts")
     def wrapped(self, frame: FrameType) -> None:
         """A DistributedDataParallel is made; the frame is that of its `__init__`."""
-        module = frame.f_locals.get("module")
-        if isinstance(frame.f_locals.get("self"), torch.nn.parallel.DistributedDataParallel):
+        module, wrapper = frame.f_locals.get("module"), frame.f_locals.get("self")
+        kind = torch.nn.parallel.DistributedDataParallel
+        if isinstance(wrapper, kind) and wrapper.process_group.size() == self._facts.world_size:  # all train one model
             self._change(wrapper="DistributedDataParallel", wrapped_at=_line(user_frame(frame)))
         for name, parameter in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
             self._names[id(parameter)] = name

@@ -20,6 +20,7 @@ from torch import Tensor
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.hooks import patches
 from torchmedic.observe.ranks.call_site import CallSites
+from torchmedic.observe.ranks.contents import METHODS, contents
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.ring import FILE, Ring, described
 from torchmedic.observe.ranks.store_mail import StoreMail
@@ -27,33 +28,6 @@ from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED
 
 _MAX_KNOWN = 4096  # descriptions kept
 _WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
-
-# The methods of ProcessGroup, by what the functions of torch.distributed call them.
-_METHODS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather_single",
-    "all_gather_single": "all_gather_single",
-    "allgather_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather_single",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter_single",
-    "reduce_scatter_single": "reduce_scatter_single",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_single",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "barrier": "barrier",
-    "monitored_barrier": "monitored_barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv_any",
-}
 
 # Methods whose first argument is what they receive; what they send is the second.
 _SENT_SECOND = frozenset({"all_gather", "all_gather_single", "gather", "all_to_all", "reduce_scatter_single"})
@@ -83,7 +57,7 @@ class Recorder:
         group = getattr(torch.distributed, "ProcessGroup", None)
         if group is None:
             return  # torch was built without torch.distributed
-        for method, op in _METHODS.items():
+        for method, op in METHODS.items():
             if method in vars(group):
                 patches.wrap(group, method, functools.partial(self._around, op))
         made = sys.modules["torch.distributed.distributed_c10d"]
@@ -256,15 +230,18 @@ class Recorder:
             peer, tag = args[1], args[2] if len(args) > 2 else 0
         key: Any
         try:
-            if tensors is not None and len(tensors) == 1:  # nearly always
+            if op == "all_to_all":
+                key = None  # sizes differ from call to call
+            elif tensors is not None and len(tensors) == 1:  # nearly always
                 key = (op, name, peer, tag, tensors[0].shape, tensors[0].dtype)
             else:
                 key = (op, name, peer, tag, *[(each.shape, each.dtype) for each in tensors or ()])
-            text = self._texts.get(key)
+            text = self._texts.get(key) if key is not None else None
         except (AttributeError, TypeError):  # no list of tensors: the options of `barrier`, the ranks of a new group
             key, tensors, text = None, (), None
         if text is None:
-            text = described(op, name, *_contents(op, args, kwargs, tensors), peer, tag)
+            size = group.size() if group is not None else 0
+            text = described(op, name, *contents(op, args, kwargs, tensors, size), peer, tag)
             if len(self._texts) >= _MAX_KNOWN:
                 self._texts.clear()
             if key is not None:
@@ -284,17 +261,3 @@ class Recorder:
         folder = self._folder(rank, size)
         self._ring = Ring(folder / FILE, rank, size) if folder is not None else None
         return self._ring
-
-
-def _contents(
-    op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Any
-) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """The shapes and dtypes of the tensors that a rank sends; of a new group, its members."""
-    if op == "new_group":
-        members = args[0] if args else kwargs.get("ranks")
-        if members is None:
-            members = range(torch.distributed.get_world_size())
-        return ((tuple(sorted(members)),) if hasattr(members, "__len__") else ()), ()  # an iterator is for torch
-    found = [each for each in tensors or () if isinstance(each, Tensor)]
-    shapes = () if op == WRAPPED else tuple(tuple(each.shape) for each in found)
-    return shapes, tuple(str(each.dtype)[6:] for each in found)

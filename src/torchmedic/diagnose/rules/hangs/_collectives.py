@@ -26,6 +26,10 @@ class Call(NamedTuple):
     frame: PyFrame | None
 
 
+_MIN_POLLS_PER_SECOND = 0.2  # a long sleep has none
+POLLS = "polls: it checks a condition again and again"
+
+
 class Rank(NamedTuple):
     """Another rank: it waits too, is behind and on its way, has gone past this call, or stands for another reason."""
 
@@ -33,6 +37,7 @@ class Rank(NamedTuple):
     state: State
     how: str
     frame: PyFrame | None
+    number: int | None = None
 
 
 def call_of(stall: Stall, process: ProcessView | None, view: InsideView) -> Call | None:
@@ -103,8 +108,8 @@ def peer_states(stall: Stall, pid: int) -> list[Rank]:
         rank = _rank(stall, peer, own)
         if rank is not None:
             view = peer.inside
-            number = view.job.rank if view is not None and view.job is not None else 1 << 30
-            found.append((number, rank))
+            number = view.job.rank if view is not None and view.job is not None else None
+            found.append((1 << 30 if number is None else number, rank._replace(number=number)))
     return [rank for _, rank in sorted(found, key=lambda entry: entry[0])]
 
 
@@ -147,7 +152,8 @@ def _rank(stall: Stall, peer: Peer, own: int | None) -> Rank | None:
     works = main.moved or demand(row) > BUSY or sleeps(row) or process.demand > BUSY
     if not works:
         return Rank(name, "stands", "stands", frame)
-    return Rank(name, "behind", "sleeps" if sleeps(row) else "is at work", frame)
+    asleep = POLLS if main.moved or (row is not None and (row.wakes or 0.0) > _MIN_POLLS_PER_SECOND) else "sleeps"
+    return Rank(name, "behind", asleep if sleeps(row) else "is at work", frame)
 
 
 def _launches(main: PyThread) -> bool:

@@ -26,6 +26,7 @@ def check(stall: Stall) -> Draft | None:
     moves = any(inner.main is not None and inner.main.moved for inner in stall.inside.values())
     # Whoever the main thread waits for may be at work, in native code say.
     works = any(process.demand > _MIN_SHARE_OF_CORE for process in stall.processes if process.pid not in stall.mute)
+    works = works or (view is not None and view.main is not None and view.main.state == "R")  # it waits for a core only
     if moves or works or not (stands(stall.inner) or stall.pid in stall.mute) or ends_by_itself(view):
         return None
     draft = check.draft(stall, "possible")

@@ -5,7 +5,7 @@ DistributedDataParallel, joining the job), and not all other ranks have reached 
 
 Why: a branch that only some ranks take (`if rank == 0:` around a save that contains a barrier), a different number of
 batches per rank, an exception or a `continue` on one rank before backward, a rank that was never started or cannot be
-reached, a wrong world size.
+reached, a wrong world size; a rank that polls for something that no rank can provide any more.
 
 Cure: check the other ranks: the diagnosis shows the lines of the ranks on this host. Make every rank call the same
 collectives in the same order, and agree on early exits with an all_reduce of a flag.
@@ -14,7 +14,7 @@ collectives in the same order, and agree on early exits with an all_reduce of a 
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
-from torchmedic.diagnose.rules.hangs._collectives import JOINING, Call, Rank, call_of, on_one_host, peer_states
+from torchmedic.diagnose.rules.hangs._collectives import JOINING, POLLS, Call, Rank, call_of, on_one_host, peer_states
 from torchmedic.diagnose.words.format import duration, listed
 from torchmedic.diagnose.words.stall import StallDraft, at, short, stall_rule
 from torchmedic.records.inside import InsideView, JobView, PyFrame
@@ -22,6 +22,7 @@ from torchmedic.records.stall import Stall
 
 _HELP = "every rank must make the same calls in the same order: look for a branch that only some ranks take"
 _START_HELP = "start as many processes as the world size says, with the same `MASTER_ADDR` and `MASTER_PORT`"
+_POLLING_LIMITS = 4  # times the limit: for so long a rank may poll for something from outside of the job
 _UNSEEN_RANK_LIMITS = 10  # times the limit: for so long a rank that cannot be seen may be slow
 
 
@@ -40,6 +41,9 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Draft:
     job = view.job
     world = job.world_size if job is not None else None
     missing = world - 1 - len(ranks) if world is not None else 0
+    alone = _alone(stall, ranks) if missing <= 0 else None
+    if alone is not None:
+        return _does_not_come(stall, view, call, alone, ranks)
     if slow:
         return _slow(stall, view, call, slow, ranks)
     together = on_one_host(stall.process(view.pid))
@@ -56,6 +60,27 @@ def _told(stall: Stall, view: InsideView, call: Call) -> Draft:
     draft.help(_START_HELP if call.words == JOINING else _HELP)
     patient = unseen and stall.still < _UNSEEN_RANK_LIMITS * stall.limit
     return draft.rated("note" if patient else "error")
+
+
+def _alone(stall: Stall, ranks: list[Rank]) -> Rank | None:
+    """The only rank that waits for no other rank, if it stands, or polls for long: no other rank can end that."""
+    others = [rank for rank in ranks if rank.state != "waits"]
+    if len(others) != 1 or others[0].frame is None:
+        return None
+    polls = others[0].how == POLLS and stall.still > _POLLING_LIMITS * stall.limit
+    return others[0] if others[0].state == "stands" or polls else None
+
+
+def _does_not_come(stall: Stall, view: InsideView, call: Call, alone: Rank, ranks: list[Rank]) -> Draft:
+    draft = check.draft(stall, "likely")
+    draft.about(alone.number)
+    draft.message = f"{_who(view)} waits in {call.words} for {alone.name}, which does not come"
+    draft.cause = f"the other ranks wait for {alone.name}, which {alone.how}"
+    draft.at(at(alone.frame, "cause", f"{alone.name} is here"), at(call.frame, "surfaced", f"{_who(view)} waits here"))
+    _describe(draft, view, ranks, 0)
+    return draft.help(
+        "find out what this rank waits for: no other rank can provide it, as all of them wait for this one"
+    )
 
 
 def _slow(stall: Stall, view: InsideView, call: Call, slow: list[Rank], ranks: list[Rank]) -> Draft:

@@ -12,7 +12,7 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.records import Location, Role, StackFrame
 from torchmedic.records.ranks import Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
-from torchmedic.source.user_code import relative
+from torchmedic.source.user_code import is_library_file, relative
 
 _PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
 _CONSTANT_NUMBER = re.compile(r" in t?range\([\d, ]*\)$")
@@ -71,10 +71,10 @@ def at_branch(call: Collective, other: Collective | None, role: Role, label: str
     Where an `if` leaves the function in front of the call, the line is that of the `if`.
     """
     chosen = deciding_frame(call, other)
-    frame = chosen[0] if chosen is not None else call.frames[0] if call.frames else None
-    if frame is None:
-        return None
-    exit_line = chosen[1].line if chosen is not None and chosen[1].exit is not None else None
+    if not call.frames or chosen is None or is_library_file(chosen[0].file):
+        return at_call(call, role, label)
+    frame = chosen[0]
+    exit_line = chosen[1].line if chosen[1].exit is not None else None
     return line_location(role, frame.file, exit_line or frame.line, label)
 
 

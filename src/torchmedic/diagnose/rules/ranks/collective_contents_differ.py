@@ -1,8 +1,9 @@
 """Ranks call the same collective with contents that do not fit.
 
 What: all ranks are at the same call, but the tensors have different shapes or dtypes, or the ranks name different
-source ranks or members of a new group, or they train different models of several. gloo aborts the process or waits for
-ever; NCCL mixes up memory or waits for ever.
+source ranks or members of a new group, or a rank sends a part in `all_to_all` that the other does not take, or the
+ranks train different models of several. gloo raises an error, aborts the process or waits for ever; NCCL mixes up
+memory or waits for ever.
 
 Why: the last batch of one rank is smaller, a list has another length on each rank, one rank computes in another dtype,
 the source is computed from the rank, groups are made in another order.
@@ -34,16 +35,20 @@ def check(job: Job) -> Draft | None:
         f"{words(call)} was called with {what} {own} on {who} and {theirs} on {others}",
         f"all ranks must pass the same {what} to {words(call)} at {place(call)}",
     )
+    if what == _PARTS:
+        draft.cause = f"{who} sends {own} elements to {others}, which takes {theirs} from it"
     draft.at(at_call(call, "cause", f"{what}: {who} {own}, {others} {theirs}"))
     show(draft, job, difference)
     return draft.help(_CURES[what])
 
 
+_PARTS = "split sizes"
 _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
     "dtype": "convert the tensor to one dtype on all ranks before the call",
     "source rank": "pass the same rank as source or destination on all ranks",
     "model size": "call the models, and their backward, in the same order on all ranks",
+    _PARTS: "exchange the sizes first: `all_to_all_single` the input splits, and use the result as output splits",
     "members": "make the groups in the same order on all ranks, also on ranks that are no members",
 }
 
@@ -54,7 +59,7 @@ def _difference(call: Collective, expected: Collective) -> tuple[str, str, str]:
         if one != other:
             return "dtype", one, other
     if call.shapes != expected.shapes:
-        kind = {"new_group": "members", BACKWARD: "model size"}.get(call.op, "shape")
+        kind = {"new_group": "members", BACKWARD: "model size", "all_to_all": _PARTS}.get(call.op, "shape")
         pairs = zip(call.shapes, expected.shapes, strict=False)
         unequal = [pair for pair in pairs if pair[0] != pair[1]]
         if unequal:

@@ -13,7 +13,7 @@ decides, let all ranks decide alike: `all_reduce` a flag first, or multiply the 
 
 from __future__ import annotations
 
-from torchmedic.detect.ranks.culprit import deciding_branch
+from torchmedic.detect.ranks.culprit import deciding_frame
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import (
     at_branch,
@@ -26,7 +26,8 @@ from torchmedic.diagnose.rules.ranks._side_by_side import (
     words,
 )
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import Difference, Job
+from torchmedic.records.ranks import MARKS, Collective, Difference, Job
+from torchmedic.source.user_code import relative
 
 
 @rule("TM701", "collective-on-some-ranks")
@@ -37,6 +38,8 @@ def check(job: Job) -> Draft | None:
     skipped = skipping_branch(job, difference)
     if skipped is not None:
         return _skipped(job, difference, *skipped)
+    if difference.call is None and difference.expected is not None:
+        return _went_past(job, difference, difference.expected)
     if difference.call is None or not difference.call.frames or left_loop(job, difference) is not None:
         return None
     call, expected = difference.call, difference.expected
@@ -50,9 +53,9 @@ def check(job: Job) -> Draft | None:
     draft.at(at_call(call, "origin", f"{who}: {words(call)}"))
     draft.at(at_call(expected, "surfaced", f"{others}: {words(expected)}" if expected is not None else ""))
     show(draft, job, difference)
-    branch = deciding_branch(call, expected or difference.before)
-    if branch is not None:
-        draft.because(f"the call depends on `{branch.header}`, line {branch.line}")
+    chosen = deciding_frame(call, expected or difference.before)
+    if chosen is not None:
+        draft.because(f"the call depends on `{chosen[1].header}`, {relative(chosen[0].file)}:{chosen[1].line}")
     return draft.help("let every rank make this call, and keep only the work of one rank inside the branch")
 
 
@@ -74,3 +77,25 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     if difference.kind != "missing" and (state is None or state.skipped is None):
         draft.because("fewer turns of the loop on this rank would look the same")
     return draft.help("let all ranks decide alike: all_reduce a flag before the branch, or multiply the loss by zero")
+
+
+def _went_past(job: Job, difference: Difference, expected: Collective) -> Draft | None:
+    """A member of a group came to a later call of another group, without the call that the others wait in."""
+    state = job.of(difference.culprits[0])
+    last = state.log.calls[-1] if state is not None and state.log is not None and state.log.calls else None
+    if last is None or last.op in MARKS or difference.group in (last.group, "0"):
+        return None
+    who, others = ranks(difference.culprits), ranks(difference.others)
+    members = ranks(sorted((*difference.culprits, *difference.others)))
+    draft = check.draft(job, "likely")
+    draft.message = f"{who} left out {words(expected)} in the group of {members}, which {others} called"
+    draft.cause = (
+        f"{words(expected)} must be called by {members} with their own group; {who} went on to {words(last)} at "
+        f"{place(last)} without it. A call with a group that a rank is no member of returns at once"
+    )
+    draft.at(
+        at_call(expected, "cause", f"{others}: {words(expected)}, which waits for {who}"),
+        at_call(last, "surfaced", f"{who}: {words(last)}"),
+    )
+    show(draft, job, difference)
+    return draft.help(f"compare the group that {who} passes here with the groups that it is a member of")
