@@ -182,6 +182,8 @@ class Divergence:
     def tried_on(self) -> str:
         """Which steps were run again, in words."""
         calls = [unit.call for unit in self.trajectory.units if unit.is_update]
+        if self.trajectory.is_rehearsed:
+            return f"the present batch: {len(calls)} updates from the weights of update {self.trajectory.begins_at}"
         if not self.trajectory.reaches_present:
             return f"your updates {calls[0].update} to {calls[-1].update}"
         return f"your last {len(calls)} updates" if len(calls) > 1 else "your last update"

@@ -8,12 +8,14 @@ from types import FrameType
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.windows import Window
+from torchmedic.observe.stages import UpdateStage
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.change import NO_UPDATE
 from torchmedic.replay.trajectory.course import Trajectory
-from torchmedic.replay.trajectory.units import inner_places, place_of
+from torchmedic.replay.trajectory.rehearsal import rehearsal
+from torchmedic.replay.trajectory.units import inner_places, place_of, units_of
 from torchmedic.replay.trajectory.updates_by_hand import rebinding
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.segment.cut import CannotCut
@@ -29,13 +31,16 @@ _FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from the copy, 
 
 
 def divergence_of(
-    frame: FrameType | None, agent: StepContext, *, beyond_doubt: bool = False
+    frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, *, beyond_doubt: bool = False
 ) -> tuple[Divergence | None, str]:
     """The last steps, if the loss has grown in them; else None, and why they cannot be run again.
+
+    Where what the last steps read is gone, the present step is run several times in their place.
 
     Args:
         frame: Somewhere below the loop.
         agent: The process.
+        stage: What the frame is doing; None where an exception ended the step.
         beyond_doubt: Whether training must have been lost in these steps.
     """
     memory = agent.finite.memory
@@ -52,7 +57,7 @@ def divergence_of(
         if found is not None and (not beyond_doubt or found.is_beyond_doubt(for_long=memory.is_far)):
             return found, ""
         why = why or reason
-    return None, why
+    return _rehearse(windows, frame, agent, stage), why
 
 
 def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> Location | None:
@@ -95,11 +100,36 @@ def _run_again(
     window: Window, frame: FrameType | None, agent: StepContext, grown: float
 ) -> tuple[Divergence | None, str]:
     try:
-        trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
+        units = list(units_of(window.calls, frame, agent, _MAX_UPDATES))
+        trajectory = Trajectory(window, units, frame, agent, is_rehearsed=False)
         if not trajectory.is_affordable(_MAX_COURSES):
-            trajectory = Trajectory(window, frame, agent, _UPDATES_OF_SLOW_STEPS)
+            units = list(units_of(window.calls, frame, agent, _UPDATES_OF_SLOW_STEPS))
+            trajectory = Trajectory(window, units, frame, agent, is_rehearsed=False)
     except CannotCut as reason:
         return None, str(reason)
+    return _grown_again(trajectory, grown)
+
+
+def _rehearse(
+    windows: list[Window], frame: FrameType | None, agent: StepContext, stage: UpdateStage | None
+) -> Divergence | None:
+    """The present step from the weights of the oldest copy from which the loss grows."""
+    try:
+        units = rehearsal(frame, agent, stage, _MAX_UPDATES)
+    except CannotCut:
+        return None
+    for window in windows if units else ():
+        trajectory = Trajectory(window, units, frame, agent, is_rehearsed=True)
+        if not trajectory.is_affordable(_MAX_COURSES):
+            return None
+        found, _ = _grown_again(trajectory, _GROWN)
+        if found is not None and found.is_beyond_doubt(for_long=False):
+            return found
+    return None
+
+
+def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | None, str]:
+    """The steps, if the loss grows in them when they are run as they were."""
     too_long = "it would take longer than a minute"
     if not trajectory.is_affordable(_MIN_COURSES):
         return None, too_long
@@ -108,7 +138,7 @@ def _run_again(
         return None, too_long
     if original is None:
         return None, trajectory.why_not
-    if not trajectory.is_faithful(original):
+    if not trajectory.is_rehearsed and not trajectory.is_faithful(original):
         then = ", ".join(number(loss) for loss in trajectory.recorded)
         return None, f"the steps did not repeat: {', '.join(map(number, original.losses))} where there was {then}"
     still = trajectory.run(NO_UPDATE)

@@ -53,7 +53,7 @@ def explain_nonfinite(
     """Find the origin of a bad number, while the frames of its step are on the stack."""
     agent.batches.settle(tensors_in_frames(frame))
     incident = nonfinite_incident(optimizer, quantity, stage, agent)
-    divergence, why = _divergence(frame, agent, beyond_doubt=quantity == "growth")
+    divergence, why = _divergence(frame, agent, stage, beyond_doubt=quantity == "growth")
     if quantity == "growth":
         return _explain_growth(incident, frame, agent, divergence, why)
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
@@ -108,18 +108,18 @@ def _explain_growth(
         diagnosis = ask(evidence, registry.DIVERGED)
         return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
     diagnosis = ask(evidence, registry.RUNAWAY)
-    if diagnosis is None or diagnosis.grade != "proven":
+    if diagnosis is None or (diagnosis.grade != "proven" and not divergence.trajectory.is_rehearsed):
         return None
     # A batch of another scale may be meant, and training may recover from it.
     return Finding(replace(diagnosis, severity="warning"), is_tentative=divergence.has_outlier)
 
 
 def _divergence(
-    frame: FrameType | None, agent: StepContext, *, beyond_doubt: bool = False
+    frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, *, beyond_doubt: bool = False
 ) -> tuple[Divergence | None, str]:
     """The last steps, ready to be run again; a fault in preparing them does not end the examination."""
     try:
-        return divergence_of(frame, agent, beyond_doubt=beyond_doubt)
+        return divergence_of(frame, agent, stage, beyond_doubt=beyond_doubt)
     except Exception as error:
         report_fault("examine.divergence", error)
         return None, "the last steps could not be run again"
@@ -141,7 +141,7 @@ def _rank_note(agent: ProcessContext) -> tuple[str, ...]:
 def older_origin(evidence: EchoEvidence) -> Diagnosis | None:
     """The origin of the number that an exception or an exit complains of; None where it is not at least likely."""
     innermost = evidence.frames[-1].live if evidence.frames else None
-    evidence.divergence, evidence.why_no_divergence = _divergence(innermost, evidence.agent)
+    evidence.divergence, evidence.why_no_divergence = _divergence(innermost, evidence.agent, None)
     evidence.replay()
     is_known = evidence.births or evidence.divergence is not None
     diagnosis = diagnose(evidence, _rules(evidence)) if is_known else None

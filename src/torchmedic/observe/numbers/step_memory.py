@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic, thread_time
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ class StepMemory:
             call.update -= 1
             previous = self._kept.calls[-2] if len(self._kept.calls) > 1 else None
             call.is_repeated = previous is not None and previous.update == call.update
-            call.ends = (UpdateEnd(weakref.ref(stepping), _rates(stepping), None, -1, _momenta(stepping)),)
+            call.ends = (update_end(stepping),)
         is_first = len(self._first) < _MAX_FIRST_CALLS and call.update <= _FIRST_UPDATES
         if is_first and not call.is_repeated and call.batch_bytes <= _MAX_FIRST_BATCH_BYTES:
             self._first.append(call)
@@ -274,16 +274,14 @@ def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
         code = at.f_code
         for point in call.points:
             if point.code is code:
-                end = UpdateEnd(weakref.ref(optimizer), _rates(optimizer), code, at.f_lasti, _momenta(optimizer))
-                call.ends += (end,)
+                call.ends += (update_end(optimizer, code, at.f_lasti),)
                 return
         at = at.f_back
 
 
-def _rates(optimizer: Any) -> tuple[Any, ...]:
-    return tuple([group.get("lr") for group in optimizer.param_groups])
-
-
-def _momenta(optimizer: Any) -> tuple[dict[str, Any], ...]:
+def update_end(optimizer: Any, code: CodeType | None = None, lasti: int = -1) -> UpdateEnd:
+    """An update with the settings that an optimizer has now."""
+    rates = tuple([group.get("lr") for group in optimizer.param_groups])
     names = ("momentum", "betas")
-    return tuple([{name: group[name] for name in names if name in group} for group in optimizer.param_groups])
+    momenta = tuple([{name: group[name] for name in names if name in group} for group in optimizer.param_groups])
+    return UpdateEnd(weakref.ref(optimizer), rates, code, lasti, momenta)

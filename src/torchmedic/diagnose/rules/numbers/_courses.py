@@ -42,6 +42,9 @@ def begin(
     grade: Grade = "proven",
 ) -> Draft:
     """Begin a diagnosis of training that ran away."""
+    if divergence.trajectory.is_rehearsed:
+        goes = f"the loss of the present batch goes {course_text(divergence)}"
+        return rule.draft(evidence, "likely", f"{message}: {goes}", cause)
     return rule.draft(evidence, grade, f"{message}: the loss went {course_text(divergence)}", cause)
 
 
@@ -223,9 +226,17 @@ def growths(scope: Microscope) -> list[Growth]:
             if op.derived is is_gradient and spot is not None and op.outputs:
                 lines.setdefault((spot.file, spot.line), {}).setdefault(op.kind, []).append(op)
         for kinds in lines.values():
-            weights = tuple(_weights(scope, [op for ops in kinds.values() for op in ops]))
+            own = [op for ops in kinds.values() for op in ops]
+            # A line without weights of its own is a part of what runs between its turns.
+            weights = tuple(_weights(scope, own)) or tuple(_weights(scope, _between(scope, own)))
             found += [grown for ops in kinds.values() if (grown := _growth(scope, ops, is_gradient, weights))]
     return [growth for _, growth in sorted(found, key=lambda each: (each[1].is_gradient, -each[0]))]
+
+
+def _between(scope: Microscope, ops: list[Op]) -> list[Op]:
+    positions = {id(op): at for at, op in enumerate(scope.ops)}
+    turns = sorted(positions[id(op)] for op in ops)
+    return [op for op in scope.ops[turns[0] : turns[-1] + 1] if op.derived is ops[0].derived]
 
 
 def _growth(
