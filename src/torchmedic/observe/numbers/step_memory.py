@@ -43,6 +43,10 @@ _MAX_LEAF_BYTES = 1 << 20  # of the tensors that one call of a loop without an o
 _MAX_TRENDS = 16
 _UPDATES_OF_LOST_TRAINING = 6  # in a row
 _UPDATES_OF_FAR_LOSS = 48  # after which training is not expected to recover
+_JUMP = 10.0  # times its usual size: a loss after an update that may have killed the network
+_HUGE_JUMP = 1e4  # times its usual size: one dead layer is enough to look closer
+_MAX_JUMPS = 4  # after which a network is looked at
+_UPDATES_AFTER_JUMP = 16  # after which it is looked at
 
 
 class StepMemory:
@@ -73,6 +77,9 @@ class StepMemory:
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
         self.is_far = False  # the loss left its earlier level long ago, and did not come back
         self._pinned: list[Window] = []  # what can be run again of the updates in which the loss left its level
+        self._jumps = 0
+        self._is_huge_jump = False  # the last one
+        self._since_jump = 0  # updates that are left until the network is looked at; 0: there was no jump
         self.refused = ""  # why there are no copies
 
     def windows(self) -> list[Window]:
@@ -169,6 +176,8 @@ class StepMemory:
             loss: The last one, where it is known.
         """
         rises = self._note(place, loss)
+        if self._since_jump:
+            self._look_after_jump(optimizer)
         if not self.is_open:
             return
         call = self._kept.calls[-1] if self._kept.calls else None
@@ -185,13 +194,19 @@ class StepMemory:
             if len(self._trends) < _MAX_TRENDS:
                 self._trends[place] = LossTrend(loss)
             return False
+        usual = trend.usual
         rises = trend.note(loss)
+        if rises and loss > _JUMP * usual and not self._since_jump and self._jumps < _MAX_JUMPS and not self._pinned:
+            self._jumps += 1
+            self._is_huge_jump = loss > _HUGE_JUMP * usual
+            self._since_jump = _UPDATES_AFTER_JUMP
+            self._pinned = [window._replace(reaches_present=False) for window in self.windows()]
         self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
         ceiling = RISE * trend.usual
         if len(self._trends) == 1 and not self.is_far:  # a loss of several may rise because another falls, as of a GAN
             self._note_far(trend.far)
-            ceiling = 0.0 if trend.far else ceiling  # every loss is looked at
+            ceiling = 0.0 if trend.far or self._since_jump else ceiling  # every loss is looked at
         if ceiling > self.ceiling or len(self._trends) == 1:
             self.ceiling = ceiling
         if rises and not self.is_open and self._rises < _MAX_RISES:
@@ -206,9 +221,20 @@ class StepMemory:
         """Keep what shows how the loss left its level, until it is clear whether the loss comes back."""
         if updates == _UPDATES_OF_LOST_TRAINING and not self._pinned:
             self._pinned = [window._replace(reaches_present=False) for window in self.windows()]
-        elif not updates:
+        elif not updates and not self._since_jump:
             self._pinned = []
         self.is_far = updates >= _UPDATES_OF_FAR_LOSS
+
+    def _look_after_jump(self, optimizer: Any) -> None:
+        """Whether the update before a jump of the loss has killed the network: no gradient reaches its matrices.
+
+        The loss may be small again by then, and stays where it is.
+        """
+        self._since_jump -= 1
+        if not self._since_jump and not self.is_late:
+            matrices = [tensor.grad for tensor in parameters_of(optimizer) if tensor.dim() > 1]
+            dead = sum(gradient is not None and not bool(gradient.any()) for gradient in matrices)
+            self.is_far = self.is_far or dead > (0 if self._is_huge_jump else len(matrices) / 2)
 
     # Copies
 

@@ -114,10 +114,12 @@ class EarlierStepRunner(Runner):
         renewed = names_renewed(self._frame, self.segment.lines[1])
         lost = set()
         for name in read_first(self.segment.statements) & renewed & self._locals.keys():
-            if name in mapped or name in carried or name in self._begun(changed):
-                continue
             value = namespace.get(name)
             tensors = tensors_in(value)
+            if any(tensor.grad_fn is not None for tensor in tensors):
+                lost.add(name)  # the forward pass was made further outside, with the weights of then
+            if name in mapped or name in carried or name in self._begun(changed):
+                continue
             is_data = isinstance(value, _DATA) or hasattr(type(value), "__array_interface__")
             if any(not tensor.requires_grad for tensor in tensors) or (not tensors and is_data):
                 lost.add(name)  # what is trained is not data, and is set back by other means
