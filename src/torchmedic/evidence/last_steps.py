@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from types import FrameType
 
 from torchmedic.evidence.divergence import Divergence
@@ -30,10 +31,10 @@ _GROWN_WEIGHTS = 5.0  # times their largest magnitude
 _FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from the copy, where a loss is not finite
 
 
-def divergence_of(
+def divergences(
     frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, *, beyond_doubt: bool = False
-) -> tuple[Divergence | None, str]:
-    """The last steps, if the loss has grown in them; else None, and why they cannot be run again.
+) -> Iterator[tuple[Divergence | None, str]]:
+    """The last steps from each copy from which the loss has grown; at the end None, and why no other can be run again.
 
     Where what the last steps read is gone, the present step is run several times in their place.
 
@@ -45,6 +46,7 @@ def divergence_of(
     """
     memory = agent.finite.memory
     why = memory.refused
+    is_found = False
     windows = memory.windows()
     if windows and (windows[-1].calls[-1].loss or 0.0) < 0:
         windows.reverse()  # of a loss below zero, the terms that made it so decide by now
@@ -55,9 +57,13 @@ def divergence_of(
             continue
         found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
         if found is not None and (not beyond_doubt or found.is_beyond_doubt(for_long=memory.is_far)):
-            return found, ""
+            is_found = True
+            yield found, ""
         why = why or reason
-    return _rehearse(windows, frame, agent, stage), why
+    rehearsed = _rehearse(windows, frame, agent, stage) if not is_found else None
+    if rehearsed is not None:
+        yield rehearsed, ""
+    yield None, why
 
 
 def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> Location | None:

@@ -77,6 +77,7 @@ class StepMemory:
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
         self.is_far = False  # the loss left its earlier level long ago, and did not come back
         self._pinned: list[Window] = []  # what can be run again of the updates in which the loss left its level
+        self._before_jump: list[Window] = []  # what can be run again of the updates that end in a jump of the loss
         self._jumps = 0
         self._is_huge_jump = False  # the last one
         self._since_jump = 0  # updates that are left until the network is looked at; 0: there was no jump
@@ -85,7 +86,7 @@ class StepMemory:
     def windows(self) -> list[Window]:
         """What can be run again: from the beginning of training, then from the older copies on."""
         copies = (self._start, *self._copies, self._risen)
-        return [*self._pinned, *windows_of(copies, self._kept.calls, self._first)]
+        return [*self._pinned, *windows_of(copies, self._kept.calls, self._first), *self._before_jump]
 
     @property
     def is_away(self) -> bool:
@@ -196,11 +197,11 @@ class StepMemory:
             return False
         usual = trend.usual
         rises = trend.note(loss)
-        if rises and loss > _JUMP * usual and not self._since_jump and self._jumps < _MAX_JUMPS and not self._pinned:
+        if rises and loss > _JUMP * usual and not self._since_jump and self._jumps < _MAX_JUMPS:
             self._jumps += 1
             self._is_huge_jump = loss > _HUGE_JUMP * usual
             self._since_jump = _UPDATES_AFTER_JUMP
-            self._pinned = [window._replace(reaches_present=False) for window in self.windows()]
+            self._before_jump = [window._replace(reaches_present=False) for window in self.windows()]
         self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
         ceiling = RISE * trend.usual
@@ -215,13 +216,13 @@ class StepMemory:
 
     def forget_far(self) -> None:
         """The loss that left its level was asked about: what was kept for that is no longer needed."""
-        self._pinned = []
+        self._pinned = self._before_jump = []
 
     def _note_far(self, updates: int) -> None:
         """Keep what shows how the loss left its level, until it is clear whether the loss comes back."""
         if updates == _UPDATES_OF_LOST_TRAINING and not self._pinned:
             self._pinned = [window._replace(reaches_present=False) for window in self.windows()]
-        elif not updates and not self._since_jump:
+        elif not updates:
             self._pinned = []
         self.is_far = updates >= _UPDATES_OF_FAR_LOSS
 
@@ -235,6 +236,7 @@ class StepMemory:
             matrices = [tensor.grad for tensor in parameters_of(optimizer) if tensor.dim() > 1]
             dead = sum(gradient is not None and not bool(gradient.any()) for gradient in matrices)
             self.is_far = self.is_far or dead > (0 if self._is_huge_jump else len(matrices) / 2)
+            self._before_jump = self._before_jump if self.is_far else []
 
     # Copies
 
@@ -286,7 +288,7 @@ class StepMemory:
         self._start = self._risen = None
         self._copies.clear()
         self._first.clear()
-        self._pinned = []
+        self._pinned = self._before_jump = []
 
 
 def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:

@@ -57,7 +57,7 @@ class Trajectory:
         self._frame, self._agent = frame, agent
         self._others: dict[int, Step] = {}
         self.units = units
-        self.is_rehearsed = is_rehearsed  # the units are the present step again and again, not the steps that there were
+        self.is_rehearsed = is_rehearsed  # the units are the present step, not the steps that there were
         self.begins_at = window.copy.update
         self.reaches_present = units[-1].call is window.calls[-1] and window.reaches_present
         on_cpu = all(value.is_cpu for _, value in self._copy.tensors)

@@ -1,7 +1,7 @@
 """The present step again and again from earlier weights, where the steps since then cannot be run again.
 
-Data that came from a queue, an environment or a buffer is gone with its step. The data of the present step is there, and
-a cause such as too high a rate acts on this data as well.
+Data that came from a queue, an environment or a buffer is gone with its step. The data of the present step is there,
+and a cause such as too high a rate acts on this data as well.
 """
 
 from __future__ import annotations

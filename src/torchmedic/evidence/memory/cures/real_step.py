@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
