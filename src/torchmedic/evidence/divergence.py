@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from statistics import median
 from typing import Any
 
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
@@ -211,7 +212,8 @@ def _optimizers(trajectory: Trajectory) -> list[Any]:
 
 def _has_risen(original: Course, still: Course, factor: float) -> bool:
     pairs = zip(original.losses, still.losses, strict=False)
-    return any(math.isfinite(now) and abs(now) > factor * abs(before) + 1e-6 for now, before in pairs)
+    usual = median(map(abs, still.losses))  # of single items, some have next to no loss
+    return any(math.isfinite(now) and abs(now) > factor * max(abs(before), usual) + 1e-6 for now, before in pairs)
 
 
 def _grows_steadily(now: list[float], before: list[float]) -> bool:

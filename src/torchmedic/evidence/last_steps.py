@@ -13,7 +13,7 @@ from torchmedic.observe.stages import UpdateStage
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.change import NO_UPDATE
+from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE
 from torchmedic.replay.trajectory.course import Trajectory
 from torchmedic.replay.trajectory.rehearsal import rehearsal
 from torchmedic.replay.trajectory.units import inner_places, place_of, units_of
@@ -56,7 +56,9 @@ def divergences(
         if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
             continue
         found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
-        if found is not None and (not beyond_doubt or found.is_beyond_doubt(for_long=memory.is_far)):
+        # What happened long ago explains a bad number of the present only if training was lost then.
+        is_doubted = beyond_doubt or not (window.reaches_present or is_known)
+        if found is not None and (not is_doubted or found.is_beyond_doubt(for_long=memory.is_far)):
             is_found = True
             yield found, ""
         why = why or reason
@@ -139,7 +141,7 @@ def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | Non
     too_long = "it would take longer than a minute"
     if not trajectory.is_affordable(_MIN_COURSES):
         return None, too_long
-    original = trajectory.settle()
+    original = trajectory.run(AS_IT_WAS) if trajectory.is_rehearsed else trajectory.settle()
     if not trajectory.is_affordable(_MIN_COURSES):
         return None, too_long
     if original is None:

@@ -112,11 +112,13 @@ class EarlierStepRunner(Runner):
         namespace, mapped = self._set_back()
         carried = self._notes.carried if self._notes.carried_frame == id(self._frame) else {}
         renewed = names_renewed(self._frame, self.segment.lines[1])
+        code = self._frame.f_code
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         lost = set()
         for name in read_first(self.segment.statements) & renewed & self._locals.keys():
             value = namespace.get(name)
             tensors = tensors_in(value)
-            if any(tensor.grad_fn is not None for tensor in tensors):
+            if name in given and any(tensor.grad_fn is not None for tensor in tensors):
                 lost.add(name)  # the forward pass was made further outside, with the weights of then
             if name in mapped or name in carried or name in self._begun(changed):
                 continue

@@ -236,8 +236,8 @@ class Trajectory:
         until: Any = None,
     ) -> ReplayResult:
         taken: Gradients = []
-        collect = taking_moves if by_hand else taking
-        contexts = (collect(step, taken), unscaled(), ending_at(until))
+        collect = taking_moves(step, taken, list(self._rewound.values())) if by_hand else taking(step, taken)
+        contexts = (collect, unscaled(), ending_at(until))
         played = step.runner.play(*contexts, change=change.data, keep_graphs=False)
         if played.error is not None:
             raise _Stopped(f"{type(played.error).__name__}: {played.error}"[:200])

@@ -12,9 +12,9 @@ from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.step_memory import update_end
 from torchmedic.observe.stages import UpdateStage
+from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.step.step import Step, from_stack, on_to_backward
-from torchmedic.replay.trajectory.units import Unit
-from torchmedic.source.segment.cut import CannotCut
+from torchmedic.replay.trajectory.units import Unit, inner_places, place_of
 
 
 def rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, updates: int) -> list[Unit]:
@@ -30,6 +30,8 @@ def rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage | 
         CannotCut: The present step cannot be run again either.
     """
     watch, optimizers = agent.finite, agent.clock.optimizers
+    if not optimizers:
+        return _by_hand(frame, agent, updates)
     known = [call for call in agent.kept_backwards.calls if call.ends]
     followed = [end.optimizer() for end in known[-1].ends] if known else optimizers
     if not followed or None in followed or (not known and len(optimizers) > 1):
@@ -47,12 +49,21 @@ def rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage | 
     return units
 
 
+def _by_hand(frame: FrameType | None, agent: StepContext, updates: int) -> list[Unit]:
+    """The present turn of a loop that updates its weights itself."""
+    calls = list(agent.kept_backwards.calls)
+    inner = inner_places(calls)
+    call = next((each for each in reversed(calls) if each.by_hand and place_of(each) not in inner), None)
+    if call is None:
+        return []
+    step, _ = earlier_step(call, frame, agent, to_update=True)
+    return [Unit(call, step, True, ())] * updates
+
+
 def _present_step(frame: FrameType | None, agent: StepContext, stage: UpdateStage | None) -> Step:
     if stage is None:
         step = on_to_backward(frame, agent)
     else:
         step = from_stack(frame, agent, include_failing=stage == "backward")
     step.runner.takes_over = True
-    if not step.runner.parameters:
-        raise CannotCut("the loop has no optimizer")
     return step

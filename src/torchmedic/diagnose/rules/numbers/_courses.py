@@ -61,6 +61,8 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Draft:
 def course_text(divergence: Divergence) -> str:
     """`from 23.8 to infinity in 3 updates`."""
     losses = divergence.losses(divergence.original)
+    worst = max(range(len(losses)), key=lambda at: abs(losses[at])) if math.isfinite(losses[-1]) else len(losses) - 1
+    losses = losses[: worst + 1] if worst else losses
     last = losses[-1]
     end = f"{last:.3g}" if math.isfinite(last) else "NaN" if math.isnan(last) else "infinity"
     updates = max(1, len(losses) - 1)
