@@ -56,9 +56,10 @@ def divergences(
         if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
             continue
         found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
-        # What happened long ago explains a bad number of the present only if training was lost then.
-        is_doubted = beyond_doubt or not (window.reaches_present or is_known)
-        if found is not None and (not is_doubted or found.is_beyond_doubt(for_long=memory.is_far)):
+        # What happened long ago explains the present only if training was lost then.
+        is_of_now = window.reaches_present or (window.is_departure and memory.is_far)
+        for_long = memory.is_far and is_of_now
+        if found is not None and ((is_of_now and not beyond_doubt) or found.is_beyond_doubt(for_long=for_long)):
             is_found = True
             yield found, ""
         why = why or reason

@@ -128,9 +128,12 @@ class KeptBackwards:
         self._thin: list[Point] = []
         self.calls: deque[KeptBackward] = deque(maxlen=_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
 
+    def present(self, update: int) -> KeptBackward:
+        return KeptBackward(self._notes, self._batches, self._clock.step, update)
+
     def record(self, frame: FrameType, update: int) -> KeptBackward:
         calls = self.calls
-        past = KeptBackward(self._notes, self._batches, self._clock.step, update)
+        past = self.present(update)
         past.points = self._points(frame)
         while len(calls) >= _MAX_CALLS and (
             not calls[0].is_sampled_out or calls[0].update < update - _MAX_SAMPLED_OUT_CALLS

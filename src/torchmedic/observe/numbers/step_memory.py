@@ -87,6 +87,9 @@ class StepMemory:
         """What can be run again: from the beginning of training, then from the older copies on."""
         return [*self._pinned, *self._present_windows(), *self._before_jump]
 
+    def _departure(self) -> list[Window]:
+        return [window._replace(reaches_present=False, is_departure=True) for window in self._present_windows()]
+
     def _present_windows(self) -> list[Window]:
         copies = (self._start, *self._copies, self._risen)
         return list(windows_of(copies, self._kept.calls, self._first))
@@ -204,7 +207,7 @@ class StepMemory:
             self._jumps += 1
             self._is_huge_jump = loss > _HUGE_JUMP * usual
             self._since_jump = _UPDATES_AFTER_JUMP
-            self._before_jump = [window._replace(reaches_present=False) for window in self._present_windows()]
+            self._before_jump = self._departure()
         self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
         ceiling = RISE * trend.usual
@@ -224,7 +227,7 @@ class StepMemory:
     def _note_far(self, updates: int) -> None:
         """Keep what shows how the loss left its level, until it is clear whether the loss comes back."""
         if updates == _UPDATES_OF_LOST_TRAINING and not self._pinned:
-            self._pinned = [window._replace(reaches_present=False) for window in self._present_windows()]
+            self._pinned = self._departure()
         elif not updates:
             self._pinned = []
         self.is_far = updates >= _UPDATES_OF_FAR_LOSS

@@ -9,7 +9,6 @@ from __future__ import annotations
 from types import FrameType
 
 from torchmedic.observe.context import StepContext
-from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.step_memory import update_end
 from torchmedic.observe.stages import UpdateStage
 from torchmedic.replay.step.earlier_step import earlier_step
@@ -42,7 +41,7 @@ def rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage | 
     step = _present_step(frame, agent, stage)
     units = []
     for number in range(updates):
-        call = KeptBackward(agent.notes, agent.batches, agent.clock.step, watch.steps + number)
+        call = agent.kept_backwards.present(watch.steps + number)
         call.points = known[-1].points if known else []
         call.ends = tuple(update_end(optimizer) for optimizer in followed)
         units.append(Unit(call, step, True, (), max(1, calls)))

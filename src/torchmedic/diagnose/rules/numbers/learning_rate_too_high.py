@@ -25,6 +25,7 @@ from torchmedic.source.lookup.optimizers import value_written_at
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
 _LAST_ORDINARY = 1 / 100  # a rate that is ordinary and has to be lowered further than that is not the whole cause
+_FAST_GROWTH = 30.0  # times the loss that the same batch has with the weights of before
 _SHOWN = 2  # courses that did not turn
 _UPDATES_OF_WARM_UP = 3
 _MAX_GROUPS = 4  # that are tried one by one
@@ -75,6 +76,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
 def _first_that_turns(divergence: Divergence, only: Any, group: int | None = None) -> Tried | None:
     """The courses with lower and lower rates, up to the first one that turns."""
     tried = []
+    is_fast = divergence.has_grown_by(_FAST_GROWTH)
     most = _LAST_OF_ORDINARY if is_ordinary_rate(divergence) else _DIVISORS[-1]
     for divisor in _DIVISORS:
         if divisor > most:
@@ -85,7 +87,8 @@ def _first_that_turns(divergence: Divergence, only: Any, group: int | None = Non
         if course is None:
             return None
         tried.append((factor, course))
-        if divergence.turns(course):
+        # A loss that grows slowly would hardly grow in a few updates at any lower rate: it has to fall.
+        if divergence.turns(course) and (is_fast or divergence.falls(course)):
             return tried
     return None
 
