@@ -196,6 +196,9 @@ DIVERGED: Family[NumbersEvidence] = Family(
     "numbers.exploding_recurrence", "numbers.exploding_depth", "numbers.diverging_training"
 )
 
+# Asked of such a loss where the last steps were run again, and nothing that was changed turned its course.
+DIVERGED_SOMEHOW: Family[NumbersEvidence] = Family("numbers.diverging_training")
+
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: Family[NumbersEvidence] = Family(
     *RUNAWAY,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from statistics import median
 from typing import Any
 
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
@@ -182,6 +183,8 @@ class Divergence:
     def tried_on(self) -> str:
         """Which steps were run again, in words."""
         calls = [unit.call for unit in self.trajectory.units if unit.is_update]
+        if self.trajectory.is_rehearsed:
+            return f"the present batch: {len(calls)} updates from the weights of update {self.trajectory.begins_at}"
         if not self.trajectory.reaches_present:
             return f"your updates {calls[0].update} to {calls[-1].update}"
         return f"your last {len(calls)} updates" if len(calls) > 1 else "your last update"
@@ -209,7 +212,8 @@ def _optimizers(trajectory: Trajectory) -> list[Any]:
 
 def _has_risen(original: Course, still: Course, factor: float) -> bool:
     pairs = zip(original.losses, still.losses, strict=False)
-    return any(math.isfinite(now) and abs(now) > factor * abs(before) + 1e-6 for now, before in pairs)
+    usual = median(map(abs, still.losses))  # of single items, some have next to no loss
+    return any(math.isfinite(now) and abs(now) > factor * max(abs(before), usual) + 1e-6 for now, before in pairs)
 
 
 def _grows_steadily(now: list[float], before: list[float]) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from types import FrameType
 
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.windows import Window
+from torchmedic.observe.stages import UpdateStage
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.change import NO_UPDATE
+from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE
 from torchmedic.replay.trajectory.course import Trajectory
-from torchmedic.replay.trajectory.units import inner_places, place_of
+from torchmedic.replay.trajectory.rehearsal import rehearsal
+from torchmedic.replay.trajectory.units import inner_places, place_of, units_of
 from torchmedic.replay.trajectory.updates_by_hand import rebinding
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.segment.cut import CannotCut
@@ -28,18 +31,22 @@ _GROWN_WEIGHTS = 5.0  # times their largest magnitude
 _FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from the copy, where a loss is not finite
 
 
-def divergence_of(
-    frame: FrameType | None, agent: StepContext, *, beyond_doubt: bool = False
-) -> tuple[Divergence | None, str]:
-    """The last steps, if the loss has grown in them; else None, and why they cannot be run again.
+def divergences(
+    frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, *, beyond_doubt: bool = False
+) -> Iterator[tuple[Divergence | None, str]]:
+    """The last steps from each copy from which the loss has grown; at the end None, and why no other can be run again.
+
+    Where what the last steps read is gone, the present step is run several times in their place.
 
     Args:
         frame: Somewhere below the loop.
         agent: The process.
+        stage: What the frame is doing; None where an exception ended the step.
         beyond_doubt: Whether training must have been lost in these steps.
     """
     memory = agent.finite.memory
     why = memory.refused
+    is_found = False
     windows = memory.windows()
     if windows and (windows[-1].calls[-1].loss or 0.0) < 0:
         windows.reverse()  # of a loss below zero, the terms that made it so decide by now
@@ -49,10 +56,17 @@ def divergence_of(
         if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
             continue
         found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
-        if found is not None and (not beyond_doubt or found.is_beyond_doubt(for_long=memory.is_far)):
-            return found, ""
+        # What happened long ago explains the present only if training was lost then.
+        is_of_now = window.reaches_present or (window.is_departure and memory.is_far)
+        for_long = memory.is_far and is_of_now
+        if found is not None and ((is_of_now and not beyond_doubt) or found.is_beyond_doubt(for_long=for_long)):
+            is_found = True
+            yield found, ""
         why = why or reason
-    return None, why
+    rehearsed = _rehearse(windows, frame, agent, stage) if not is_found else None
+    if rehearsed is not None:
+        yield rehearsed, ""
+    yield None, why
 
 
 def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> Location | None:
@@ -95,20 +109,45 @@ def _run_again(
     window: Window, frame: FrameType | None, agent: StepContext, grown: float
 ) -> tuple[Divergence | None, str]:
     try:
-        trajectory = Trajectory(window, frame, agent, _MAX_UPDATES)
+        units = list(units_of(window.calls, frame, agent, _MAX_UPDATES))
+        trajectory = Trajectory(window, units, frame, agent, is_rehearsed=False)
         if not trajectory.is_affordable(_MAX_COURSES):
-            trajectory = Trajectory(window, frame, agent, _UPDATES_OF_SLOW_STEPS)
+            units = list(units_of(window.calls, frame, agent, _UPDATES_OF_SLOW_STEPS))
+            trajectory = Trajectory(window, units, frame, agent, is_rehearsed=False)
     except CannotCut as reason:
         return None, str(reason)
+    return _grown_again(trajectory, grown)
+
+
+def _rehearse(
+    windows: list[Window], frame: FrameType | None, agent: StepContext, stage: UpdateStage | None
+) -> Divergence | None:
+    """The present step from the weights of the oldest copy from which the loss grows."""
+    try:
+        units = rehearsal(frame, agent, stage, _MAX_UPDATES)
+    except CannotCut:
+        return None
+    for window in windows if units else ():
+        trajectory = Trajectory(window, units, frame, agent, is_rehearsed=True)
+        if not trajectory.is_affordable(_MAX_COURSES):
+            return None
+        found, _ = _grown_again(trajectory, _GROWN)
+        if found is not None and found.is_beyond_doubt(for_long=False):
+            return found
+    return None
+
+
+def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | None, str]:
+    """The steps, if the loss grows in them when they are run as they were."""
     too_long = "it would take longer than a minute"
     if not trajectory.is_affordable(_MIN_COURSES):
         return None, too_long
-    original = trajectory.settle()
+    original = trajectory.run(AS_IT_WAS) if trajectory.is_rehearsed else trajectory.settle()
     if not trajectory.is_affordable(_MIN_COURSES):
         return None, too_long
     if original is None:
         return None, trajectory.why_not
-    if not trajectory.is_faithful(original):
+    if not trajectory.is_rehearsed and not trajectory.is_faithful(original):
         then = ", ".join(number(loss) for loss in trajectory.recorded)
         return None, f"the steps did not repeat: {', '.join(map(number, original.losses))} where there was {then}"
     still = trajectory.run(NO_UPDATE)

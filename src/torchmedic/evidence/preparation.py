@@ -73,7 +73,9 @@ def line_in_preparation(frames: list[Frame], data: torch.Tensor | None, objects:
     return None
 
 
-def line_in_collate(frames: list[Frame], items: tuple[Any, ...]) -> Line | None:
+def line_in_collate(
+    frames: list[Frame], items: tuple[Any, ...], is_wrong: Callable[[Any, int], bool] = is_bad
+) -> Line | None:
     """The line of a collate function that made a batch bad of items that are good."""
     if not frames or not items or len(items) > _MAX_ITEMS:
         return None
@@ -81,9 +83,10 @@ def line_in_collate(frames: list[Frame], items: tuple[Any, ...]) -> Line | None:
         function = collate if inspect.isroutine(collate) else type(collate).__call__
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is not None and is_user_file(code.co_filename):
-            watch = Watch()
-            result = _watched(frames[-1].live, functools.partial(_collated, dataset, collate, items), watch)
-            return watch.line_of(result) or watch.last if is_bad(result, 3) else None
+            watch = Watch(is_wrong)
+            run = functools.partial(_collated, dataset, collate, items, is_wrong)
+            result = _watched(frames[-1].live, run, watch)
+            return watch.line_of(result) or watch.last if is_wrong(result, 3) else None
     return None
 
 
@@ -108,9 +111,9 @@ def _first_bad(dataset: Any) -> Any:
     return next((item for item in itertools.islice(dataset, _MAX_ITERATED) if is_bad(item, 3)), None)
 
 
-def _collated(dataset: Any, collate: Any, items: tuple[Any, ...]) -> Any:
+def _collated(dataset: Any, collate: Any, items: tuple[Any, ...], is_wrong: Callable[[Any, int], bool]) -> Any:
     fetched = [dataset[index] for index in items]
-    return collate(fetched) if not any(is_bad(item, 3) for item in fetched) else None
+    return collate(fetched) if not any(is_wrong(item, 3) for item in fetched) else None
 
 
 def _watched(frame: FrameType, run: Callable[[], Any], watch: Watch) -> Any:

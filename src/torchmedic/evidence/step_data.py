@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import datasets_in_use, fetch_again
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.evidence.preparation import line_in_collate
 from torchmedic.observe.step.batches import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
@@ -156,15 +158,15 @@ def made_at(
         maker = _attribute_of(dataset, unit, tensor, row or 0)
         if maker is not None:
             return _located(maker, label, written=written)
-    found = _line_in_item(unit, tensor, row or 0, label)
-    if found is not None:
-        return found
+    line = _line_in_loading(evidence, unit, tensor, row or 0)
+    if line is not None:
+        return place("cause", line.file, line.line, label)
     maker = maker_of(evidence.frames, tensor, datasets)
     return _located(maker, label, written=written) if maker is not None else None
 
 
-def _line_in_item(unit: Unit, tensor: torch.Tensor, row: int, label: str) -> Location | None:
-    """The line of the data set that made the values of a row, found by fetching the item again."""
+def _line_in_loading(evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor, row: int) -> Line | None:
+    """The line of the data set or of the collate function that made the values of a row, found by fetching again."""
     known = items_of(unit.call.origin)
     if not isinstance(known, list | tuple) or len(known) <= row or not tensor.dim():
         return None
@@ -179,7 +181,7 @@ def _line_in_item(unit: Unit, tensor: torch.Tensor, row: int, label: str) -> Loc
 
     fetched = fetch_again(known[row], is_large)
     line = fetched.line if fetched is not None else None
-    return place("cause", line.file, line.line, label) if line is not None else None
+    return line or line_in_collate(evidence.frames, tuple(known), is_large)
 
 
 def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor, at: int) -> Maker | None:

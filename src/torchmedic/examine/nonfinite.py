@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +17,7 @@ from torchmedic.detect.failures.nonfinite import NonFinite, nonfinite_incident
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, diagnose
 from torchmedic.evidence.divergence import Divergence
-from torchmedic.evidence.last_steps import divergence_of
+from torchmedic.evidence.last_steps import divergences
 from torchmedic.evidence.number_exception import EchoEvidence, asks_about_number
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.spoiled_weights import trace_back
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _MAX_NODES = 12
+_MAX_WINDOWS = 3  # of steps that are run again until one shows why a loss has grown
 _MAX_CODE = 80  # characters
 _MAX_INPUTS = 4
 # Operations that hand values on as they are; a reader needs to see none of them.
@@ -53,9 +56,9 @@ def explain_nonfinite(
     """Find the origin of a bad number, while the frames of its step are on the stack."""
     agent.batches.settle(tensors_in_frames(frame))
     incident = nonfinite_incident(optimizer, quantity, stage, agent)
-    divergence, why = _divergence(frame, agent, beyond_doubt=quantity == "growth")
     if quantity == "growth":
-        return _explain_growth(incident, frame, agent, divergence, why)
+        return _explain_growth(incident, frame, agent)
+    divergence, why = next(_divergences(frame, agent, stage))
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.replay()
     evidence = trace_back(evidence, frame)
@@ -94,35 +97,37 @@ def _trace(evidence: NumbersEvidence, diagnosis: Diagnosis) -> NumberTrace | Non
     return NumberTrace(code=diagnosis.code, step=diagnosis.step, path=path, tried=tuple(evidence.tried))
 
 
-def _explain_growth(
-    incident: NonFinite, frame: FrameType, agent: ProcessContext, divergence: Divergence | None, why: str
-) -> Finding | None:
+def _explain_growth(incident: NonFinite, frame: FrameType, agent: ProcessContext) -> Finding | None:
     """A loss that is finite and far too large: said where a rerun of the last steps proves why.
 
     Where they cannot be run again, it is said if the weights have grown beyond doubt.
     """
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
-    evidence.divergence, evidence.why_no_divergence = divergence, why
-    if divergence is None:
+    rules = registry.DIVERGED
+    found = _divergences(frame, agent, incident.stage, beyond_doubt=True)
+    for divergence, evidence.why_no_divergence in itertools.islice(found, _MAX_WINDOWS):
+        if divergence is None:
+            break
+        evidence.divergence, rules = divergence, registry.DIVERGED_SOMEHOW
+        diagnosis = ask(evidence, registry.RUNAWAY)
+        if diagnosis is not None and (diagnosis.grade == "proven" or divergence.trajectory.is_rehearsed):
+            # A batch of another scale may be meant, and training may recover from it.
+            return Finding(replace(diagnosis, severity="warning"), is_tentative=divergence.has_outlier)
+    if rules is registry.DIVERGED:
         evidence.replay_once()
-        diagnosis = ask(evidence, registry.DIVERGED)
-        return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
-    diagnosis = ask(evidence, registry.RUNAWAY)
-    if diagnosis is None or diagnosis.grade != "proven":
-        return None
-    # A batch of another scale may be meant, and training may recover from it.
-    return Finding(replace(diagnosis, severity="warning"), is_tentative=divergence.has_outlier)
+    diagnosis = ask(evidence, rules)
+    return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
 
 
-def _divergence(
-    frame: FrameType | None, agent: StepContext, *, beyond_doubt: bool = False
-) -> tuple[Divergence | None, str]:
+def _divergences(
+    frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, *, beyond_doubt: bool = False
+) -> Iterator[tuple[Divergence | None, str]]:
     """The last steps, ready to be run again; a fault in preparing them does not end the examination."""
     try:
-        return divergence_of(frame, agent, beyond_doubt=beyond_doubt)
+        yield from divergences(frame, agent, stage, beyond_doubt=beyond_doubt)
     except Exception as error:
         report_fault("examine.divergence", error)
-        return None, "the last steps could not be run again"
+        yield None, "the last steps could not be run again"
 
 
 def _rules(evidence: NumbersEvidence) -> registry.Family[NumbersEvidence]:
@@ -141,7 +146,7 @@ def _rank_note(agent: ProcessContext) -> tuple[str, ...]:
 def older_origin(evidence: EchoEvidence) -> Diagnosis | None:
     """The origin of the number that an exception or an exit complains of; None where it is not at least likely."""
     innermost = evidence.frames[-1].live if evidence.frames else None
-    evidence.divergence, evidence.why_no_divergence = _divergence(innermost, evidence.agent)
+    evidence.divergence, evidence.why_no_divergence = next(_divergences(innermost, evidence.agent, None))
     evidence.replay()
     is_known = evidence.births or evidence.divergence is not None
     diagnosis = diagnose(evidence, _rules(evidence)) if is_known else None

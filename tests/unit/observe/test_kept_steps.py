@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -31,6 +31,19 @@ def test_a_small_tensor_is_kept_and_a_big_one_is_not_kept_alive() -> None:
     gc.collect()
     assert reference() is None
     assert given_back(weak) is GONE
+
+
+class Transition(NamedTuple):
+    state: torch.Tensor
+    reward: float
+
+
+def test_a_named_tuple_is_given_back_as_what_it_is() -> None:
+    given = Transition(torch.ones(4), 0.5)
+    back = given_back(kept(given))
+    assert type(back) is Transition
+    assert back.state is given.state
+    assert back.reward == 0.5
 
 
 def test_a_tensor_that_was_written_to_since_is_not_given_back() -> None:

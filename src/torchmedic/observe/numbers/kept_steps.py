@@ -128,9 +128,12 @@ class KeptBackwards:
         self._thin: list[Point] = []
         self.calls: deque[KeptBackward] = deque(maxlen=_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
 
+    def present(self, update: int) -> KeptBackward:
+        return KeptBackward(self._notes, self._batches, self._clock.step, update)
+
     def record(self, frame: FrameType, update: int) -> KeptBackward:
         calls = self.calls
-        past = KeptBackward(self._notes, self._batches, self._clock.step, update)
+        past = self.present(update)
         past.points = self._points(frame)
         while len(calls) >= _MAX_CALLS and (
             not calls[0].is_sampled_out or calls[0].update < update - _MAX_SAMPLED_OUT_CALLS
@@ -277,8 +280,8 @@ def kept(value: Any, depth: int = 2) -> Any:
         return value if value.nbytes <= _MAX_HELD_HOST_BYTES else GONE
     if depth:
         kind = type(value)
-        if kind in (tuple, list) and len(value) <= 16:
-            return kind([kept(item, depth - 1) for item in value])
+        if (kind in (tuple, list) or hasattr(kind, "_make")) and len(value) <= 16:
+            return getattr(kind, "_make", kind)([kept(item, depth - 1) for item in value])
         if kind is dict and len(value) <= 32:
             return {name: kept(item, depth - 1) for name, item in value.items()}
     return GONE
@@ -290,9 +293,10 @@ def given_back(value: Any) -> Any:
         own = value.tensor()
         tensor = own if own is not None else value.alias
         return tensor if tensor is not None and tensor._version == value.version else GONE
-    if type(value) in (tuple, list, dict):
-        items = [given_back(item) for item in (value.values() if type(value) is dict else value)]
+    kind = type(value)
+    if kind in (tuple, list, dict) or hasattr(kind, "_make"):
+        items = [given_back(item) for item in (value.values() if kind is dict else value)]
         if any(item is GONE for item in items):
             return GONE
-        return dict(zip(value, items, strict=True)) if type(value) is dict else type(value)(items)
+        return dict(zip(value, items, strict=True)) if kind is dict else getattr(kind, "_make", kind)(items)
     return value

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic, thread_time
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ _MAX_LEAF_BYTES = 1 << 20  # of the tensors that one call of a loop without an o
 _MAX_TRENDS = 16
 _UPDATES_OF_LOST_TRAINING = 6  # in a row
 _UPDATES_OF_FAR_LOSS = 48  # after which training is not expected to recover
+_JUMP = 10.0  # times its usual size: a loss after an update that may have killed the network
+_HUGE_JUMP = 1e4  # times its usual size: one dead layer is enough to look closer
+_MAX_JUMPS = 4  # after which a network is looked at
+_UPDATES_AFTER_JUMP = 16  # after which it is looked at
 
 
 class StepMemory:
@@ -73,12 +77,22 @@ class StepMemory:
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
         self.is_far = False  # the loss left its earlier level long ago, and did not come back
         self._pinned: list[Window] = []  # what can be run again of the updates in which the loss left its level
+        self._before_jump: list[Window] = []  # what can be run again of the updates that end in a jump of the loss
+        self._jumps = 0
+        self._is_huge_jump = False  # the last one
+        self._since_jump = 0  # updates that are left until the network is looked at; 0: there was no jump
         self.refused = ""  # why there are no copies
 
     def windows(self) -> list[Window]:
         """What can be run again: from the beginning of training, then from the older copies on."""
+        return [*self._pinned, *self._present_windows(), *self._before_jump]
+
+    def _departure(self) -> list[Window]:
+        return [window._replace(reaches_present=False, is_departure=True) for window in self._present_windows()]
+
+    def _present_windows(self) -> list[Window]:
         copies = (self._start, *self._copies, self._risen)
-        return [*self._pinned, *windows_of(copies, self._kept.calls, self._first)]
+        return list(windows_of(copies, self._kept.calls, self._first))
 
     @property
     def is_away(self) -> bool:
@@ -125,7 +139,7 @@ class StepMemory:
             call.update -= 1
             previous = self._kept.calls[-2] if len(self._kept.calls) > 1 else None
             call.is_repeated = previous is not None and previous.update == call.update
-            call.ends = (UpdateEnd(weakref.ref(stepping), _rates(stepping), None, -1, _momenta(stepping)),)
+            call.ends = (update_end(stepping),)
         is_first = len(self._first) < _MAX_FIRST_CALLS and call.update <= _FIRST_UPDATES
         if is_first and not call.is_repeated and call.batch_bytes <= _MAX_FIRST_BATCH_BYTES:
             self._first.append(call)
@@ -169,6 +183,8 @@ class StepMemory:
             loss: The last one, where it is known.
         """
         rises = self._note(place, loss)
+        if self._since_jump:
+            self._look_after_jump(optimizer)
         if not self.is_open:
             return
         call = self._kept.calls[-1] if self._kept.calls else None
@@ -185,13 +201,19 @@ class StepMemory:
             if len(self._trends) < _MAX_TRENDS:
                 self._trends[place] = LossTrend(loss)
             return False
+        usual = trend.usual
         rises = trend.note(loss)
+        if rises and loss > _JUMP * usual and not self._since_jump and self._jumps < _MAX_JUMPS:
+            self._jumps += 1
+            self._is_huge_jump = loss > _HUGE_JUMP * usual
+            self._since_jump = _UPDATES_AFTER_JUMP
+            self._before_jump = self._departure()
         self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
         ceiling = RISE * trend.usual
         if len(self._trends) == 1 and not self.is_far:  # a loss of several may rise because another falls, as of a GAN
             self._note_far(trend.far)
-            ceiling = 0.0 if trend.far else ceiling  # every loss is looked at
+            ceiling = 0.0 if trend.far or self._since_jump else ceiling  # every loss is looked at
         if ceiling > self.ceiling or len(self._trends) == 1:
             self.ceiling = ceiling
         if rises and not self.is_open and self._rises < _MAX_RISES:
@@ -200,15 +222,27 @@ class StepMemory:
 
     def forget_far(self) -> None:
         """The loss that left its level was asked about: what was kept for that is no longer needed."""
-        self._pinned = []
+        self._pinned = self._before_jump = []
 
     def _note_far(self, updates: int) -> None:
         """Keep what shows how the loss left its level, until it is clear whether the loss comes back."""
         if updates == _UPDATES_OF_LOST_TRAINING and not self._pinned:
-            self._pinned = [window._replace(reaches_present=False) for window in self.windows()]
+            self._pinned = self._departure()
         elif not updates:
             self._pinned = []
         self.is_far = updates >= _UPDATES_OF_FAR_LOSS
+
+    def _look_after_jump(self, optimizer: Any) -> None:
+        """Whether the update before a jump of the loss has killed the network: no gradient reaches its matrices.
+
+        The loss may be small again by then, and stays where it is.
+        """
+        self._since_jump -= 1
+        if not self._since_jump and not self.is_late:
+            matrices = [tensor.grad for tensor in parameters_of(optimizer) if tensor.dim() > 1]
+            dead = sum(gradient is not None and not bool(gradient.any()) for gradient in matrices)
+            self.is_far = self.is_far or dead > (0 if self._is_huge_jump else len(matrices) / 2)
+            self._before_jump = self._before_jump if self.is_far else []
 
     # Copies
 
@@ -260,7 +294,7 @@ class StepMemory:
         self._start = self._risen = None
         self._copies.clear()
         self._first.clear()
-        self._pinned = []
+        self._pinned = self._before_jump = []
 
 
 def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
@@ -274,16 +308,14 @@ def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
         code = at.f_code
         for point in call.points:
             if point.code is code:
-                end = UpdateEnd(weakref.ref(optimizer), _rates(optimizer), code, at.f_lasti, _momenta(optimizer))
-                call.ends += (end,)
+                call.ends += (update_end(optimizer, code, at.f_lasti),)
                 return
         at = at.f_back
 
 
-def _rates(optimizer: Any) -> tuple[Any, ...]:
-    return tuple([group.get("lr") for group in optimizer.param_groups])
-
-
-def _momenta(optimizer: Any) -> tuple[dict[str, Any], ...]:
+def update_end(optimizer: Any, code: CodeType | None = None, lasti: int = -1) -> UpdateEnd:
+    """An update with the settings that an optimizer has now."""
+    rates = tuple([group.get("lr") for group in optimizer.param_groups])
     names = ("momentum", "betas")
-    return tuple([{name: group[name] for name in names if name in group} for group in optimizer.param_groups])
+    momenta = tuple([{name: group[name] for name in names if name in group} for group in optimizer.param_groups])
+    return UpdateEnd(weakref.ref(optimizer), rates, code, lasti, momenta)

@@ -15,6 +15,7 @@ class Window(NamedTuple):
     copy: Copy
     calls: list[KeptBackward]
     reaches_present: bool  # the last of them is the last that there was
+    is_departure: bool = False  # in these updates the loss left its level
 
 
 def windows_of(

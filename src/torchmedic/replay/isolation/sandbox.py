@@ -23,6 +23,7 @@ from torchmedic.replay.isolation.python_state import python_left_alone
 
 _MAX_SECONDS = 120.0  # of a replay, however long a step usually takes
 _MIN_SECONDS = 15.0
+WALL_FACTOR = 4.0  # how many times longer than its own time a replay may take, while others have the processor
 _MAX_STEPS = 20  # usual steps that a replay may take
 GRACE = 2.0  # seconds between the end at an operation, which is the gentler one, and the end wherever it is
 _MIN_FREE_HOST = 0.03  # share of the host's memory that stays free
@@ -126,16 +127,17 @@ def check_memory() -> None:
 
 
 class Bounds(TorchDispatchMode):
-    """Looks at the clock at every operation, and at memory now and then."""
+    """Looks at the clock of this thread at every operation, and at memory now and then."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._deadline = deadline
+        self._end = time.thread_time() + seconds
+        self._deadline = time.monotonic() + WALL_FACTOR * seconds
         self._count = 0
         self.met_collective = False  # the step wanted to exchange something with other ranks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._end or time.monotonic() > self._deadline:
             raise ReplayTooLong
         if func.namespace in _COLLECTIVE and torch.distributed.get_world_size() > 1:
             self.met_collective = True

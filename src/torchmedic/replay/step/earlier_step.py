@@ -111,12 +111,16 @@ class EarlierStepRunner(Runner):
         namespace, mapped = self._set_back()
         carried = self._notes.carried if self._notes.carried_frame == id(self._frame) else {}
         renewed = names_renewed(self._frame, self.segment.lines[1])
+        code = self._frame.f_code
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         lost = set()
         for name in read_first(self.segment.statements) & renewed & self._locals.keys():
-            if name in mapped or name in carried or name in self._begun(changed):
-                continue
             value = namespace.get(name)
             tensors = tensors_in(value)
+            if name in given and any(tensor.grad_fn is not None for tensor in tensors):
+                lost.add(name)  # the forward pass was made further outside, with the weights of then
+            if name in mapped or name in carried or name in self._begun(changed):
+                continue
             is_data = isinstance(value, _DATA) or hasattr(type(value), "__array_interface__")
             if any(not tensor.requires_grad for tensor in tensors) or (not tensors and is_data):
                 lost.add(name)  # what is trained is not data, and is set back by other means

@@ -23,6 +23,7 @@ from torchmedic.replay.isolation.outside_world import Refused, refusals
 from torchmedic.replay.isolation.sandbox import (
     GRACE,
     SHADOW_LIMIT,
+    WALL_FACTOR,
     Bounds,
     ReplayTooBig,
     ReplayTooLong,
@@ -166,8 +167,8 @@ class Runner:
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             seconds = self._seconds if self.shadow is None else SHADOW_LIMIT
-            deadline = time.monotonic() + seconds
-            bounds = stack.enter_context(Bounds(deadline))
+            deadline = time.monotonic() + WALL_FACTOR * seconds
+            bounds = stack.enter_context(Bounds(seconds))
             for context in contexts:
                 stack.enter_context(context)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -22,13 +23,12 @@ from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, ar
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.state import rewound, update
-from torchmedic.replay.trajectory.units import WAYS, Unit, Way, place_of, units_of
+from torchmedic.replay.trajectory.units import WAYS, Unit, Way, place_of
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_SECONDS = 60.0  # of all courses together; on the CPU the time of this thread, as others may take the processor
 _MAX_WALL_SECONDS = 180.0
-_REPLAY_FACTOR = 4.0  # how many times longer than the step itself a replay is taken to be, before that is known
 _EQUAL = 1e-6  # relative difference of two losses that leaves no doubt
 _SAME = 1e-3  # relative difference of two losses that count as the same: kernels may add in any order
 
@@ -49,14 +49,17 @@ class Course(NamedTuple):
 class Trajectory:
     """The last steps, ready to be run again from a copy of the weights."""
 
-    def __init__(self, window: Window, frame: FrameType | None, agent: StepContext, max_updates: int) -> None:
+    def __init__(
+        self, window: Window, units: Sequence[Unit], frame: FrameType | None, agent: StepContext, *, is_rehearsed: bool
+    ) -> None:
         self._copy = window.copy
         self._rewound = {id(tensor): tensor for tensor, _ in window.copy.pairs()}
         self._frame, self._agent = frame, agent
         self._others: dict[int, Step] = {}
-        self.units = list(units_of(window.calls, frame, agent, max_updates))
-        self.reaches_present = self.units[-1].call is window.calls[-1] and window.reaches_present
-        self._usual_step = agent.clock.usual_step
+        self.units = units
+        self.is_rehearsed = is_rehearsed  # the units are the present step, not the steps that there were
+        self.begins_at = window.copy.update
+        self.reaches_present = units[-1].call is window.calls[-1] and window.reaches_present
         on_cpu = all(value.is_cpu for _, value in self._copy.tensors)
         self._now = time.thread_time if on_cpu else time.monotonic  # a device works while this thread waits
         self._deadline = time.monotonic() + _MAX_WALL_SECONDS
@@ -66,6 +69,7 @@ class Trajectory:
         self.reduced_at: Op | None = None  # the operation that adds the elements of that loss up; filled by `look`
         self.sign = LossSign(0)  # of the loss of the first step; filled by `look`
         self.seconds = 0.0
+        self._step_seconds = 0.0  # that one takes; 0: not yet known
         self.why_not = ""
 
     @property
@@ -74,9 +78,13 @@ class Trajectory:
         return tuple(math.nan if unit.call.loss is None else unit.call.loss for unit in self.units)
 
     def is_affordable(self, courses: int) -> bool:
-        """Whether so many courses more can be expected to end in time: by the first one, once it has been run."""
-        one = self.seconds or len(self.units) * _REPLAY_FACTOR * self._usual_step
-        return self.seconds + courses * one < _MAX_SECONDS
+        """Whether so many courses more can be expected to end in time, by a run of the first step."""
+        if not self._step_seconds:
+            started = self._now()
+            with rewound(self._copy), contextlib.suppress(_Stopped):  # `settle` says why
+                self._step(self.units[0], AS_IT_WAS)
+            self._step_seconds = self._now() - started
+        return self.seconds + courses * len(self.units) * self._step_seconds < _MAX_SECONDS
 
     def is_faithful(self, course: Course) -> bool:
         """Whether the course is what happened, at the backward call whose loss went wrong: a GAN has another."""
@@ -166,7 +174,7 @@ class Trajectory:
             if unit.call.by_hand:
                 move(gradients, change.rate * change.gradient)
             else:
-                self._update(unit, gradients, change)
+                self._update(unit, gradients, change, min(1.0, (position + 1) / (change.ramp + 1)))
             sizes.append((self._largest_weight(), self._copy.distance()))
 
     def _check_time(self, started: float) -> None:
@@ -216,7 +224,7 @@ class Trajectory:
             if unit.step.runner.frozen and not runner.frozen and isinstance(runner, EarlierStepRunner):
                 runner.freeze_data()
             self._play(step, change, total)
-        return loss, list(total.values())
+        return loss, [(tensor, gradient * unit.times) for tensor, gradient in total.values()]
 
     def _play(
         self,
@@ -228,8 +236,8 @@ class Trajectory:
         until: Any = None,
     ) -> ReplayResult:
         taken: Gradients = []
-        collect = taking_moves if by_hand else taking
-        contexts = (collect(step, taken), unscaled(), ending_at(until))
+        collect = taking_moves(step, taken, list(self._rewound.values())) if by_hand else taking(step, taken)
+        contexts = (collect, unscaled(), ending_at(until))
         played = step.runner.play(*contexts, change=change.data, keep_graphs=False)
         if played.error is not None:
             raise _Stopped(f"{type(played.error).__name__}: {played.error}"[:200])
@@ -250,7 +258,7 @@ class Trajectory:
                 raise _Stopped(str(reason)) from reason
         return self._others[id(call)]
 
-    def _update(self, unit: Unit, gradients: Gradients, change: Change) -> None:
+    def _update(self, unit: Unit, gradients: Gradients, change: Change, share: float) -> None:
         changed = changed_gradients(gradients, change)
         started = self._now()
 
@@ -263,10 +271,10 @@ class Trajectory:
             optimizer = end.optimizer()
             if optimizer is None:
                 raise _Stopped("an optimizer is gone")
-            factor = change.rate if change.only is None or change.only is optimizer else 1.0
+            factor = share * (change.rate if change.only is None or change.only is optimizer else 1.0)
             if factor == 0:
                 continue
-            factors = [factor if change.group in (None, at) else 1.0 for at in range(len(end.rates))]
+            factors = [factor if change.group in (None, at) else share for at in range(len(end.rates))]
             rates = [rate if rate is None else rate * each for rate, each in zip(end.rates, factors, strict=True)]
             try:
                 update(optimizer, changed, rates, change.options, evaluate, end.momenta)

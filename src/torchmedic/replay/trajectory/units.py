@@ -20,6 +20,12 @@ class Unit(NamedTuple):
     step: Step
     is_update: bool
     before: tuple[KeptBackward, ...]  # the calls since the last update: of an accumulation, or inside of the step
+    times: int = 1  # that the call counts for, where the others before the update cannot be run again
+
+    @property
+    def batches(self) -> int:
+        """How many backward calls belong to the update."""
+        return self.times * (len(self.before) + 1)
 
 
 def units_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -17,11 +17,17 @@ Moves = list[tuple[torch.Tensor, torch.Tensor]]  # weights, and what was added t
 
 
 @contextlib.contextmanager
-def taking_moves(step: Step, taken: Moves) -> Iterator[None]:
-    """Take the changes that a replay makes to the weights, before they are undone."""
+def taking_moves(step: Step, taken: Moves, trained: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Take the changes that a replay makes to the weights, before they are undone.
+
+    Args:
+        step: The step.
+        taken: Gets the changes.
+        trained: Weights that are known whatever holds them.
+    """
     runner = step.runner
     held = [tensor for module in runner.modules for tensor in module.parameters()]
-    leaves = {id(tensor): tensor for tensor in [*runner.loose_leaves, *held]}
+    leaves = {id(tensor): tensor for tensor in [*runner.loose_leaves, *held, *trained]}
     before = {key: tensor.detach().clone() for key, tensor in leaves.items()}
     try:
         yield

@@ -42,6 +42,9 @@ def begin(
     grade: Grade = "proven",
 ) -> Draft:
     """Begin a diagnosis of training that ran away."""
+    if divergence.trajectory.is_rehearsed:
+        goes = f"the loss of the present batch goes {course_text(divergence)}"
+        return rule.draft(evidence, "likely", f"{message}: {goes}", cause)
     return rule.draft(evidence, grade, f"{message}: the loss went {course_text(divergence)}", cause)
 
 
@@ -58,6 +61,8 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Draft:
 def course_text(divergence: Divergence) -> str:
     """`from 23.8 to infinity in 3 updates`."""
     losses = divergence.losses(divergence.original)
+    worst = max(range(len(losses)), key=lambda at: abs(losses[at])) if math.isfinite(losses[-1]) else len(losses) - 1
+    losses = losses[: worst + 1] if worst else losses
     last = losses[-1]
     end = f"{last:.3g}" if math.isfinite(last) else "NaN" if math.isnan(last) else "infinity"
     updates = max(1, len(losses) - 1)
@@ -223,14 +228,21 @@ def growths(scope: Microscope) -> list[Growth]:
             if op.derived is is_gradient and spot is not None and op.outputs:
                 lines.setdefault((spot.file, spot.line), {}).setdefault(op.kind, []).append(op)
         for kinds in lines.values():
-            weights = tuple(_weights(scope, [op for ops in kinds.values() for op in ops]))
-            found += [grown for ops in kinds.values() if (grown := _growth(scope, ops, is_gradient, weights))]
+            grown = [each for ops in kinds.values() if (each := _growth(scope, ops, is_gradient)) is not None]
+            own = [op for ops in kinds.values() for op in ops] if grown else []
+            # A line without weights of its own is a part of what runs between its turns.
+            weights = tuple(_weights(scope, own)) or tuple(_weights(scope, _between(scope, own)))
+            found += [(gain, growth._replace(weights=weights)) for gain, growth in grown]
     return [growth for _, growth in sorted(found, key=lambda each: (each[1].is_gradient, -each[0]))]
 
 
-def _growth(
-    scope: Microscope, ops: list[Op], is_gradient: bool, weights: tuple[torch.Tensor, ...]
-) -> tuple[float, Growth] | None:
+def _between(scope: Microscope, ops: list[Op]) -> list[Op]:
+    own = {id(op) for op in ops}
+    turns = [at for at, op in enumerate(scope.ops) if id(op) in own]
+    return [op for op in scope.ops[turns[0] : turns[-1] + 1] if op.derived is ops[0].derived] if turns else []
+
+
+def _growth(scope: Microscope, ops: list[Op], is_gradient: bool) -> tuple[float, Growth] | None:
     sizes = [scope.magnitude(op.outputs[0]) for op in ops]
     end = next((at for at, size in enumerate(sizes) if not math.isfinite(size)), len(sizes))
     start = next((at for at, size in enumerate(sizes[:end]) if size > 0), end)
@@ -247,7 +259,7 @@ def _growth(
     gains = [gain for op in ops[start:end] if (gain := _gain(scope, op)) is not None]
     factor = total ** (1 / len(ratios))
     is_by_weights = any(True for _ in _weights(scope, ops))
-    growth = Growth(spot, ops[-1].kind, len(finite), factor, finite[0], finite[-1], is_gradient, weights, is_by_weights)
+    growth = Growth(spot, ops[-1].kind, len(finite), factor, finite[0], finite[-1], is_gradient, (), is_by_weights)
     return (median(gains) if gains else 1.0), growth
 
 

@@ -25,7 +25,9 @@ from torchmedic.source.lookup.optimizers import value_written_at
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
 _LAST_ORDINARY = 1 / 100  # a rate that is ordinary and has to be lowered further than that is not the whole cause
+_FAST_GROWTH = 30.0  # times the loss that the same batch has with the weights of before
 _SHOWN = 2  # courses that did not turn
+_UPDATES_OF_WARM_UP = 3
 _MAX_GROUPS = 4  # that are tried one by one
 
 Tried = list[tuple[float, Course]]  # factors of the rate, and their courses
@@ -63,6 +65,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.at(value_written_at(rate, cause, f"the value {rate:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
     draft.treat(cure(divergence, f"lower the learning rate from {rate:.6g} to about {lower}", labelled[-_SHOWN:]))
+    _add_warm_up(draft, divergence, rate)
     clipped = divergence.course(Change("gradients clipped at 1", clip=1.0))
     if divergence.turns(clipped):
         title = "or clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)"
@@ -73,6 +76,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
 def _first_that_turns(divergence: Divergence, only: Any, group: int | None = None) -> Tried | None:
     """The courses with lower and lower rates, up to the first one that turns."""
     tried = []
+    is_fast = divergence.has_grown_by(_FAST_GROWTH)
     most = _LAST_OF_ORDINARY if is_ordinary_rate(divergence) else _DIVISORS[-1]
     for divisor in _DIVISORS:
         if divisor > most:
@@ -83,7 +87,8 @@ def _first_that_turns(divergence: Divergence, only: Any, group: int | None = Non
         if course is None:
             return None
         tried.append((factor, course))
-        if divergence.turns(course):
+        # A loss that grows slowly would hardly grow in a few updates at any lower rate: it has to fall.
+        if divergence.turns(course) and (is_fast or divergence.falls(course)):
             return tried
     return None
 
@@ -106,6 +111,18 @@ def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: Tried) ->
     labelled = [(f"divided by {round(1 / factor)}", course) for factor, course in tried]
     draft.treat(cure(divergence, f"divide the learning rate by about {divisor}", labelled[-_SHOWN:]))
     return finish(draft, evidence)
+
+
+def _add_warm_up(draft: Draft, divergence: Divergence, rate: float) -> None:
+    """Say where the rate is too high for the first updates only."""
+    trajectory = divergence.trajectory
+    if trajectory.begins_at or len(trajectory.units) < _UPDATES_OF_WARM_UP + 2:
+        return
+    warmed = divergence.course(Change("warmed up", ramp=_UPDATES_OF_WARM_UP))
+    if warmed is not None and divergence.turns(warmed) and divergence.falls(warmed):
+        draft.because(f"the rate of {rate:.6g} is too high for the first updates only: a warm-up is missing")
+        title = f"or warm the learning rate up: let it rise to {rate:.6g} over the first updates"
+        draft.treat(cure(divergence, title, [(f"warmed up over {_UPDATES_OF_WARM_UP} updates", warmed)]))
 
 
 def _to_blame(divergence: Divergence, tried: Tried) -> tuple[Any, int | None, Tried]:

@@ -38,7 +38,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         place = op.spot.location("cause", f"the sum of {whole} elements")
         return _divided(evidence, divergence, count, (message, why), place)
     unit = divergence.trajectory.units[0]
-    batches = len(unit.before) + 1
+    batches = unit.batches
     if batches < _MIN_BATCHES or factor * batches < _MIN_BATCHES:
         return None
     message = f"the gradients of {batches} batches are added up, not averaged"

@@ -39,8 +39,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         )
         unit = divergence.trajectory.units[0]
         draft.at(made_at(evidence, unit, data.tensor, column.text))
-        if not draft.has_place:
-            return None
+        if not draft.has_place:  # what made the data is gone: the step that reads it is known
+            draft.at(evidence.noticed.location("cause", column.text) if evidence.noticed is not None else None)
         title = f"standardise {data.shown}: subtract the mean of every column, divide by its deviation"
         draft.treat(cure(divergence, title, [("standardised", divergence.course(change))]))
         return finish(draft, evidence)

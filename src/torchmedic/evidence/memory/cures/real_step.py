@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -87,7 +86,7 @@ class RealStep(WholeStep):
                 stack.enter_context(sealed())  # a copy of the process has the files and connections of the first
                 namespace = self._changed(stack, change, played, (), keep_rng=True)
                 # No `Alarm`: it might take of the memory that is to suffice, and whoever forked us ends us in time.
-                stack.enter_context(Bounds(time.monotonic() + seconds))
+                stack.enter_context(Bounds(seconds))
                 for _ in self._turns(stack, change):
                     rewind_rng(self._notes)
                     with contextlib.suppress(SegmentEnd):
