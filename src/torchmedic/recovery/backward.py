@@ -113,6 +113,7 @@ class GuardedEngine:
                 if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                     raise
                 session.backward_room.failed()
+                session.workspaces.was_raised()
                 call = _Call(run, t_outputs, args, kwargs)
                 result = self._repeated(call, gradients, error, sys._getframe(1))
                 if result is _FAILED:

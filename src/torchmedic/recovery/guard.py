@@ -6,6 +6,7 @@ random numbers gets the same numbers again.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class Guard(TorchFunctionMode):
             if func is F.cross_entropy:
                 call = self._cross_entropy
             elif func in CONVOLUTIONS:
-                self._session.make_room_for_workspace(func, args, kwargs or {})
+                call = functools.partial(self._session.workspaces.convolution, func)
             elif draws(func):
                 self._session.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)
@@ -59,12 +60,12 @@ class Guard(TorchFunctionMode):
             has_run_graph = func in _RUN_GRAPHS and self._session.graphs_run != graphs
             if has_run_graph or not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                 raise
-            result = self._repeated(error, call, args, kwargs or {}, put_back)
+            result = self._repeated(error, func, call, args, kwargs or {}, put_back)
             if result is _FAILED:
                 raise
             return result
 
-    def _repeated(self, error: BaseException, call: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
+    def _repeated(self, error: BaseException, func: Any, call: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
         """The result of the call, repeated with more room; `_FAILED` if no room could be made."""
         session = self._session
         started = time.monotonic()
@@ -79,15 +80,16 @@ class Guard(TorchFunctionMode):
                 if put_back is not None:
                     put_back()
                 try:
-                    session.in_parts.is_on |= call == self._cross_entropy
+                    session.in_parts.is_on |= func is F.cross_entropy
                     result = call(*args, **kwargs)
                 except Exception as again:
                     if not is_out_of_memory(again):
                         return _FAILED
                     continue
-                name = getattr(call, "__name__", "").lstrip("_")
                 means = "parts" if room.means == "retry" and session.in_parts.made(result) else room.means
-                session.recovered(session.phase, means, name, room.nbytes, time.monotonic() - started)
+                session.recovered(session.phase, means, _name(func), room.nbytes, time.monotonic() - started)
+                return result
+            if func in CONVOLUTIONS and (result := self._of_any_kernel(func, args, kwargs)) is not None:
                 return result
             session.refuse(session.phase, session.nothing_left())
         except KeyboardInterrupt:
@@ -95,6 +97,17 @@ class Guard(TorchFunctionMode):
         except Exception as failure:
             report_fault("recover.call", failure)
         return _FAILED
+
+    def _of_any_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a convolution without workspace; None if memory is not enough for that either."""
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        self._session.recovered("forward", "kernel", _name(func), 0, 0.0)
+        return result
 
     def _cross_entropy(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, in parts if memory has run out before."""
@@ -135,6 +148,10 @@ class LossInParts(TorchFunctionMode):
         if func is F.cross_entropy and (loss := self._in_parts.result(args, kwargs or {})) is not None:
             return loss
         return func(*args, **(kwargs or {}))
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", "")).lstrip("_")
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:

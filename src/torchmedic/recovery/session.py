@@ -104,8 +104,7 @@ class Session:
     ) -> None:
         self._calm = 0
         keep_blocks_whole()  # the script may have set a limit since it made its optimizer
-        self.workspaces.watch()
-        self.in_parts.is_on |= means != "retry"
+        self.in_parts.is_on |= means not in ("retry", "kernel")
         if means == "activations":
             self.parked_in_step += nbytes
         elif means == "recompute":  # the whole step was computed with so much out of memory
@@ -118,7 +117,6 @@ class Session:
             bytes=nbytes,
             seconds=round(seconds, 3),
             is_avoided=is_avoided,
-            kernels_may_differ=self.workspaces.are_used,
         )
         self._tell(recovery)
 
@@ -136,19 +134,6 @@ class Session:
             parked = self.room.park_optimizer(self.backward_room.missing)
             if parked:
                 self.recovered("backward", "optimizer", "", parked, time.monotonic() - started, is_avoided=True)
-
-    @contained("recover.workspace")
-    def make_room_for_workspace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Park activations if a convolution would not find its workspace."""
-        started = time.monotonic()
-        missing = self.workspaces.missing(func, args, kwargs)
-        if missing:
-            busy = frozenset(int(each.untyped_storage()._cdata) for each in args[:2])
-            with unseen():
-                self.space.catch_up()
-                parked = self.room.park_saved(missing, busy)
-            if parked:
-                self.recovered("forward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
 
     def refuse(self, phase: RecoveryPhase, reason: str) -> None:
         self._tell(Refusal(step=self.step, phase=phase, reason=reason))
@@ -212,7 +197,8 @@ class Session:
             for storage in self.optimizers.living_out(gradients_only=True):
                 self.bring_back(storage, frozenset())
         self._updates += 1
-        self.workspaces.update_ended()
+        if self.workspaces.were_silent():
+            self.recovered("backward", "kernel", "convolution", 0, 0.0)
         self._plan()
         now = time.monotonic()
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchmedic.recovery import backward_room, early_spill, pinned_copies, workspaces
+from torchmedic.recovery import backward_room, early_spill, pinned_copies
 from torchmedic.recovery.backward_room import BackwardRoom
 from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
@@ -24,7 +24,6 @@ from torchmedic.recovery.places import Place
 from torchmedic.recovery.recipes import Recipes
 from torchmedic.recovery.room import RoomMaker
 from torchmedic.recovery.saved_tensors import SavedTensors
-from torchmedic.recovery.workspaces import Workspaces
 
 EVERYTHING = 1 << 60
 
@@ -300,25 +299,3 @@ def test_another_step_than_the_planned_one(dropped: list[int], tmp_path: Path) -
         spill.next_step()
         found = results(model, data[:rows], spill.active(), half=False)
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-
-
-class OnDevice(torch.Tensor):
-    is_cuda = True
-
-
-def test_room_for_the_workspace_of_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, weight = torch.empty(2, 3, 8, 8), torch.empty(6, 3, 3, 3)
-    on_device = source.as_subclass(OnDevice)
-    # The result and a copy of it in another layout, a copy of the input, and what is lost in small pieces.
-    wanted = source.nbytes + 2 * (source.nbytes * 2 + weight.nbytes) + 300
-    watched = Workspaces()
-    for free, missing in ((wanted, 0), (wanted - 1000, 1000)):
-        monkeypatch.setattr(workspaces, "in_use_and_limit", lambda _, free=free: (10_000 - free, 10_000))
-        assert watched.missing(torch.conv2d, (on_device, weight), {}) == missing
-    assert watched.missing(torch.conv2d, (source, weight), {}) == 0
-    for _ in range(5):
-        watched.update_ended()
-    assert watched.missing(torch.conv2d, (on_device, weight), {}) == 0
-    watched.watch()
-    assert watched.missing(torch.conv2d, (on_device, weight), {"stride": 2}) == 0
-    assert watched.missing(torch.conv2d, (on_device, weight), {}) == 1000

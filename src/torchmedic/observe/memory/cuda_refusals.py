@@ -10,7 +10,8 @@ import contextlib
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+import weakref
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -35,8 +36,16 @@ class Refusal(NamedTuple):
     time: float
 
 
+class Listener(Protocol):
+    """Somebody who is told of every refusal, on the thread that asked."""
+
+    def refused(self, asked: int) -> None:
+        """Memory of so many bytes was refused; what is raised here ends the call that asked for it."""
+
+
 _last: Refusal | None = None
 _attached = False
+_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def last_refusal() -> Refusal | None:
@@ -48,6 +57,12 @@ def install() -> None:
     """Torch itself calls back, once, when it starts CUDA."""
     with contextlib.suppress(Exception):
         torch.cuda._lazy_call(_attach)
+
+
+def listen(listener: Listener) -> None:
+    """Tell somebody of the refusals, as long as he lives."""
+    install()
+    _listeners.add(listener)
 
 
 @contained("observe.out_of_memory")
@@ -64,6 +79,8 @@ def _refused(device: int, asked: int, total: int, free: int) -> None:
     """Called on the failing thread. A program whose allocations fail often must not be slowed down."""
     if not sys.is_finalizing():
         _note(device, asked, total, free)
+        for listener in list(_listeners):
+            listener.refused(asked)
 
 
 @contained("observe.out_of_memory")
