@@ -351,7 +351,11 @@ def main() -> int:
         return 1
     from measured_run import environment, save  # late, because it imports torch
 
-    result = {**environment(args.device), "counter": count.name, "rows": measure(count, args.device, recover=args.recover)}
+    result = {
+        **environment(args.device),
+        "counter": count.name,
+        "rows": measure(count, args.device, recover=args.recover),
+    }
     text = table(result)
     print(text)
     save(args.output, result, "Instructions of the healthy path", text)

@@ -200,14 +200,16 @@ class GuardedEngine:
         raise Refused(session.nothing_left())
 
     def _budgets(self, error: BaseException) -> Iterator[int]:
-        """The bytes of saved tensors to take out: some at first, then all, then with optimizer state out as well."""
-        found = exhaustion_of_error(error)
-        free_unused_memory()
-        yield 2 * max((found.asked or 0) if found is not None else 0, self._session.parked_in_step)
+        """The bytes of saved tensors to take out: some at first, more, all, all with optimizer state out as well."""
+        found, session = exhaustion_of_error(error), self._session
+        more = 2 * max((found.asked or 0) if found is not None else 0, session.parked_in_step)
+        for times in (1, 3):
+            free_unused_memory()
+            yield session.budget + times * more
         free_unused_memory()
         yield _EVERYTHING
         with unseen():
-            free = self._session.optimizers.park(_EVERYTHING, frozenset(), gradients=False)
+            free = session.optimizers.park(_EVERYTHING, frozenset(), gradients=False)
         if free:
             free_unused_memory()
             yield _EVERYTHING

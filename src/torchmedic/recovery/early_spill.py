@@ -98,9 +98,10 @@ class EarlySpill:
         self._began: float | None = None
         self._is_on = False  # as default hooks, from `start` on
 
-    def next_step(self) -> None:
-        """Plan the next step by the ones before."""
+    def next_step(self) -> bool:
+        """Plan the next step by the ones before; whether there is a new plan."""
         now = time.perf_counter()
+        before = self._plan
         if self._number:
             self._steps += 1
             if self._steps >= _LEARNING_STEPS and (self._plan is None or self._planned_budget != self.budget):
@@ -114,6 +115,7 @@ class EarlySpill:
         self._places.clear()
         self._noted.clear()
         self._saved.backward.next_step()
+        return self._plan is not before
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         self._saved.note_new()

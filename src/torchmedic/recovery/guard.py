@@ -20,7 +20,7 @@ from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.random_calls import draws, generator_states
-from torchmedic.recovery.workspaces import CONVOLUTIONS
+from torchmedic.recovery.workspaces import CONVOLUTIONS, Workspaces
 
 if TYPE_CHECKING:
     from torchmedic.recovery.session import Session
@@ -137,16 +137,19 @@ class Guard(TorchFunctionMode):
             self._session.bring_back(storage, busy)
 
 
-class LossInParts(TorchFunctionMode):
-    """Takes a loss apart, for a step that is computed again with the guard away."""
+class ReplayedCalls(TorchFunctionMode):
+    """Makes the calls of a step that is computed again as the guard would: losses in parts, no kernel by chance."""
 
-    def __init__(self, in_parts: CrossEntropyInParts) -> None:
+    def __init__(self, in_parts: CrossEntropyInParts, workspaces: Workspaces) -> None:
         super().__init__()
         self._in_parts = in_parts
+        self._workspaces = workspaces
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy and (loss := self._in_parts.result(args, kwargs or {})) is not None:
             return loss
+        if func in CONVOLUTIONS:
+            return self._workspaces.convolution(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -115,9 +115,9 @@ def unpack(saved: Any) -> Any:
 class SavedTensors:
     """The saved tensors of this process that have been taken from their graphs."""
 
-    def __init__(self, space: ParkingSpace) -> None:
+    def __init__(self, space: ParkingSpace, make_room: Callable[[int], bool] = lambda _: False) -> None:
         self._space = space
-        self.backward = Backward()
+        self.backward = Backward(make_room)
         self._sequence = 0  # of the node that a tensor is taken from
         self.ours: set[int] = set()  # numbers of nodes whose saved tensors our hooks have packed
         self._places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()

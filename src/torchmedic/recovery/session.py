@@ -37,6 +37,7 @@ _MIN_USED_SHARE = 0.5  # of some memory; below it, one step would have to need t
 _LOOK_SECONDS = 1.0
 _CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
 _MIN_BUDGET_BYTES = 1 << 20
+_MAX_GROWTH_BYTES = 1 << 30  # of the budget, beyond twice its size, after a step that was computed with all of it out
 _KEPT_RANDOM_STATES = 8
 _NOTED_DRAWS = 2  # after each part of a step
 
@@ -49,7 +50,7 @@ class Session:
         self.context = context  # knows the step, for a backward pass that must be run again
         self.examining = context.examining  # as it was before `install` put a wrapper around it
         self.space = ParkingSpace(context.run)
-        self.saved = SavedTensors(self.space)
+        self.saved = SavedTensors(self.space, self._make_room_in_backward)
         self.recipes = Recipes(self.saved)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
@@ -71,12 +72,18 @@ class Session:
         self._compiles = False
         self._early: EarlySpill | None = None
         self.parked_in_step = 0
+        self._whole_step = 0  # bytes that were out of memory when the step was computed again
         self._calm = 0
         self._calm_wanted = _CALM_UPDATES
 
     @property
     def phase(self) -> RecoveryPhase:
         return "update" if self.is_updating else "forward"
+
+    @property
+    def budget(self) -> int:
+        """The bytes that the plan takes out of memory in each step."""
+        return 0 if self._early is None else self._early.budget
 
     @property
     def step(self) -> int:
@@ -108,7 +115,7 @@ class Session:
         if means == "activations":
             self.parked_in_step += nbytes
         elif means == "recompute":  # the whole step was computed with so much out of memory
-            self.parked_in_step = max(self.parked_in_step, nbytes)
+            self._whole_step = min(nbytes, 2 * self.budget + _MAX_GROWTH_BYTES)
         recovery = Recovery(
             step=self.step,
             phase=phase,
@@ -134,6 +141,16 @@ class Session:
             parked = self.room.park_optimizer(self.backward_room.missing)
             if parked:
                 self.recovered("backward", "optimizer", "", parked, time.monotonic() - started, is_avoided=True)
+
+    def _make_room_in_backward(self, wanted: int) -> bool:
+        """Park activations while a backward pass runs; whether there is more room now."""
+        started = time.monotonic()
+        with unseen():
+            self.space.catch_up()
+            parked = self.room.park_saved(2 * wanted)
+        if parked:
+            self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
+        return bool(parked)
 
     def refuse(self, phase: RecoveryPhase, reason: str) -> None:
         self._tell(Refusal(step=self.step, phase=phase, reason=reason))
@@ -242,14 +259,14 @@ class Session:
         early = self._early
         in_parts = self.in_parts.possible_bytes if self.in_parts.is_on else 0  # which the next step does not need
         self.in_parts.next_step()
-        self.parked_in_step = max(self.parked_in_step - in_parts, 0)
-        if self.parked_in_step:
+        wanted = max(self.budget + max(self.parked_in_step - in_parts, 0), self._whole_step)
+        self.parked_in_step = self._whole_step = 0
+        if wanted > self.budget:
             if early is not None:
-                early.budget += self.parked_in_step
+                early.budget = wanted
                 self._calm_wanted *= 2
             else:
-                self._early = self.early_spill(self.parked_in_step)
-            self.parked_in_step = 0
+                self._early = self.early_spill(wanted)
         elif early is not None:
             self._calm += 1
             if self._calm >= self._calm_wanted:
@@ -258,7 +275,8 @@ class Session:
                 if early.budget < _MIN_BUDGET_BYTES:
                     self._stop_early()
         if self._early is not None:
-            self._early.next_step()
+            if self._early.next_step():
+                self.backward_room.failed()  # the next backward pass computes other tensors again
             self._early.start()
 
     def early_spill(self, budget: int) -> EarlySpill:
