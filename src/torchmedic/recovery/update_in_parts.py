@@ -36,7 +36,8 @@ def in_parts(update: Callable[..., None], is_short: Callable[[], bool]) -> Calla
     def update_in_parts(params: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
         parts = _parts(params) if is_short() and not torch.compiler.is_compiling() else []
         if len(parts) < 2:
-            return update(params, *args, **kwargs)
+            update(params, *args, **kwargs)
+            return
         for part in parts:
             some = [_some(each, part, len(params)) for each in args]
             named = {name: _some(each, part, len(params)) for name, each in kwargs.items()}
