@@ -262,6 +262,7 @@ def with_guard(agent: Any) -> Iterator[str]:
     session._updates = 1 << 40  # the first updates, in which the guard is always up, are over
     for each in ("down", "up"):
         session._due = math.inf  # nobody looks at the memory in use
+        session._is_update_safe = session.room.has_room_for_update()
         if each == "up":
             session.raise_guard()
         yield f"guard {each}"
