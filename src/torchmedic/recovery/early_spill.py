@@ -27,7 +27,7 @@ _CHEAP_SHARE = 0.25  # of the time of a copy: a recipe that takes no more is pre
 _FORWARD_SHARE = 0.3  # of a step, in which copies run beside the computation
 _MAX_DEPTH = 3  # of places that must be computed again for one place
 _FILE_SECONDS_PER_BYTE = 1e-9
-_SOON = 24  # saved tensors after the last one that goes: its storage may be saved again, and copies back begin there
+_SOON = 24  # saved tensors after one that is copied: backward starts to bring the copy back where it comes to them
 _LEARNING_STEPS = 2
 
 
@@ -43,7 +43,9 @@ class _Candidate(NamedTuple):
 class _Plan:
     """Which saved tensors of a step go, by their numbers."""
 
-    def __init__(self, candidates: list[_Candidate], budget: int, hidden_seconds: float) -> None:
+    def __init__(
+        self, candidates: list[_Candidate], budget: int, hidden_seconds: float, again: dict[int, int] | None = None
+    ) -> None:
         self.dropped: dict[int, int] = {}  # bytes by number
         self.copied: dict[int, int] = {}
         self._left = budget
@@ -53,7 +55,9 @@ class _Plan:
         self._copy(candidates, hidden_seconds)
         self._drop(each for seconds, each in priced if seconds <= each.copy_seconds)
         self._copy(candidates, float("inf"))
-        self.last = max([*self.dropped, *self.copied], default=0)
+        gone = self.dropped.keys() | self.copied.keys()
+        self.involved = gone | {number for number, first in (again or {}).items() if first in gone}
+        self.last = max([*self.involved, *(number + _SOON for number in self.copied)], default=0)
 
     def _drop(self, candidates: Iterator[_Candidate]) -> None:
         self._take(candidates, self.dropped, float("inf"))
@@ -90,11 +94,12 @@ class EarlySpill:
         self._steps = 0
         self._number = 0  # of the saved tensor that comes next
         self._candidates: list[_Candidate] = []
-        self._noted: dict[int, StorageWeakRef] = {}  # storages of the candidates
+        self._noted: dict[int, tuple[StorageWeakRef, int]] = {}  # storages of the candidates, with their numbers
+        self._again: dict[int, int] = {}  # saved tensors whose storage was saved before, and the number of the first
         self._plan: _Plan | None = None
         self._planned_budget = 0
         self._is_overlapped = False  # whether copies are made beside the computation
-        self._last_gone = -_SOON
+        self._last_copied = -_SOON
         self._began: float | None = None
         self._is_on = False  # as default hooks, from `start` on
 
@@ -106,12 +111,13 @@ class EarlySpill:
             self._steps += 1
             if self._steps >= _LEARNING_STEPS and (self._plan is None or self._planned_budget != self.budget):
                 hidden = (now - self._began) * _FORWARD_SHARE if self._began and self._is_overlapped else 0.0
-                self._plan, self._planned_budget = _Plan(self._candidates, self.budget, hidden), self.budget
+                self._plan = _Plan(self._candidates, self.budget, hidden, self._again)
+                self._planned_budget = self.budget
             elif self._plan is None:
-                self._candidates = []
+                self._candidates, self._again = [], {}
         self._began = now
         self.spilled = self._number = 0
-        self._last_gone = -_SOON
+        self._last_copied = -_SOON
         self._places.clear()
         self._noted.clear()
         self._saved.backward.next_step()
@@ -119,23 +125,29 @@ class EarlySpill:
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         self._saved.note_new()
-        if not self.failed and tensor.nbytes >= MIN_PARKED_BYTES and is_plain(tensor):
-            place = None
-            self._number += 1
-            with unseen(), contextlib.suppress(RuntimeError, MemoryError, OSError):
-                place = self._place(tensor, self._number)
-            if place is not None:
-                self._last_gone = self._number
-                saved = SavedTensor(tensor, self._saved.backward)
-                saved.lies_in(place)
-                saved.tensor = None
-                return saved
-        with unseen():
-            saved = self._saved.pack(tensor)  # can still be parked when memory runs out
-        if self._number - self._last_gone < _SOON:
-            saved.is_ahead = True
-        elif self._plan is not None and self._number > self._plan.last:
-            self.rest()
+        plan = self._plan
+        saved = None
+        if tensor.nbytes >= MIN_PARKED_BYTES and not self.failed and is_plain(tensor):
+            self._number = number = self._number + 1
+            if plan is None or number in plan.involved:
+                saved = self._gone(tensor, number)
+            elif number > plan.last:
+                self.rest()
+        if saved is None:
+            saved = SavedTensor(tensor, self._saved.backward)  # can still be parked when memory runs out
+        saved.is_ahead = self._number - self._last_copied < _SOON
+        return saved
+
+    def _gone(self, tensor: torch.Tensor, number: int) -> SavedTensor | None:
+        """A handle for a tensor that does not stay in memory; None if it stays."""
+        place = None
+        with unseen(), contextlib.suppress(RuntimeError, MemoryError, OSError):
+            place = self._place(tensor, number)
+        if place is None:
+            return None
+        saved = SavedTensor(tensor, self._saved.backward)
+        saved.lies_in(place)
+        saved.tensor = None
         return saved
 
     def start(self) -> None:
@@ -159,6 +171,8 @@ class EarlySpill:
         if known is not None and not known[1].expired() and known[2] == tensor._version:
             place = known[0]()
             if place is not None:
+                if self._plan is None and key in self._noted:
+                    self._again[number] = self._noted[key][1]
                 return place
         if key in self._kept:
             return None
@@ -168,7 +182,7 @@ class EarlySpill:
         elif (nbytes := plan.dropped.get(number) or plan.copied.get(number)) is None:
             return None
         elif nbytes != storage.nbytes():  # another step than the one that was planned
-            self._plan, self._steps, self._candidates = None, 0, []
+            self._plan, self._steps, self._candidates, self._again = None, 0, [], {}
             return None
         else:
             place = self._planned(tensor, storage, is_dropped=number in plan.dropped)
@@ -180,9 +194,10 @@ class EarlySpill:
     def _learned(self, tensor: torch.Tensor, storage: torch.UntypedStorage, number: int) -> Place | None:
         """Note the prices of a tensor, and take it out while the step is above its budget."""
         noted = self._noted.get(int(storage._cdata))
-        if noted is not None and not noted.expired():
+        if noted is not None and not noted[0].expired():
+            self._again[number] = noted[1]
             return None  # a storage that stays, saved once more
-        self._noted[int(storage._cdata)] = StorageWeakRef(storage)
+        self._noted[int(storage._cdata)] = (StorageWeakRef(storage), number)
         place = Place(storage, self._saved.backward)
         recipe = self._recipe(tensor, place)
         copy_seconds = self._copy_seconds(storage)
@@ -226,6 +241,7 @@ class EarlySpill:
         except OSError:
             self.failed = True
             raise
+        self._last_copied = self._number
         place.depth = 0
 
     @contextlib.contextmanager

@@ -22,6 +22,7 @@ _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
 _MAX_PIECES = 64  # smaller ones are parked only if that many are not enough
 _MAX_NODES = 200_000
+_NOTHING = torch.empty(0)
 _names: dict[type, tuple[str, ...]] = {}
 
 
@@ -45,7 +46,10 @@ class SavedTensor:
     def __init__(self, tensor: torch.Tensor, backward: Backward) -> None:
         # Without its graph: a node that saves its own result would keep itself alive.
         self._is_result = tensor.grad_fn is not None
-        self.tensor: torch.Tensor | None = tensor.detach() if self._is_result else tensor
+        self.tensor: torch.Tensor | None = tensor
+        if self._is_result:
+            with unseen():
+                self.tensor = tensor.detach()
         self.place: Place | None = None
         self.is_ahead = False  # whether backward needs copied tensors soon after this one
         self._backward = backward
@@ -86,7 +90,7 @@ class SavedTensor:
         """
         if SavedTensor.asked is not None:
             SavedTensor.asked.append(self)
-            return torch.empty(0, dtype=self.kind[0])
+            return _NOTHING
         living = self._original()
         if living is not None and living._version != self._version:
             raise RuntimeError(

@@ -72,6 +72,7 @@ class Session:
         self._compiles = False
         self._early: EarlySpill | None = None
         self.parked_in_step = 0
+        self._optimizer_bytes = 0  # of optimizer state to park after each update, as the pass after it has no room
         self._whole_step = 0  # bytes that were out of memory when the step was computed again
         self._calm = 0
         self._calm_wanted = _CALM_UPDATES
@@ -114,6 +115,8 @@ class Session:
         self.in_parts.is_on |= means not in ("retry", "kernel")
         if means == "activations":
             self.parked_in_step += nbytes
+        elif means == "optimizer" and phase != "update":
+            self._optimizer_bytes = max(self._optimizer_bytes, nbytes)
         elif means == "recompute":  # the whole step was computed with so much out of memory
             self._whole_step = min(nbytes, 2 * self.budget + _MAX_GROWTH_BYTES)
         recovery = Recovery(
@@ -217,6 +220,8 @@ class Session:
         if self.workspaces.were_silent():
             self.recovered("backward", "kernel", "convolution", 0, 0.0)
         self._plan()
+        if self._optimizer_bytes:
+            self.room.park_optimizer(self._optimizer_bytes)
         now = time.monotonic()
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:
             self._due = now + _LOOK_SECONDS
@@ -267,13 +272,15 @@ class Session:
                 self._calm_wanted *= 2
             else:
                 self._early = self.early_spill(wanted)
-        elif early is not None:
+        elif early is not None or self._optimizer_bytes:
             self._calm += 1
             if self._calm >= self._calm_wanted:
                 self._calm = 0
-                early.budget //= 2
-                if early.budget < _MIN_BUDGET_BYTES:
-                    self._stop_early()
+                self._optimizer_bytes //= 2
+                if early is not None:
+                    early.budget //= 2
+                    if early.budget < _MIN_BUDGET_BYTES:
+                        self._stop_early()
         if self._early is not None:
             if self._early.next_step():
                 self.backward_room.failed()  # the next backward pass computes other tensors again
