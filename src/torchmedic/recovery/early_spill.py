@@ -25,6 +25,7 @@ from torchmedic.recovery.saved_tensors import MIN_PARKED_BYTES, SavedTensor, Sav
 
 _CHEAP_SHARE = 0.25  # of the time of a copy: a recipe that takes no more is preferred to any copy
 _FORWARD_SHARE = 0.3  # of a step, in which copies run beside the computation
+_LATE_SHARE = 0.2  # of the bytes of a step, at its end
 _MAX_DEPTH = 3  # of places that must be computed again for one place
 _FILE_SECONDS_PER_BYTE = 1e-9
 _SOON = 24  # saved tensors after one that is copied: backward starts to bring the copy back where it comes to them
@@ -49,8 +50,7 @@ class _Plan:
         self.dropped: dict[int, int] = {}  # bytes by number
         self.copied: dict[int, int] = {}
         self._left = budget
-        # In the order of the step: what comes first is needed last, and after the last one nothing is packed.
-        priced = [(each.recipe_seconds, each) for each in candidates if each.recipe_seconds is not None]
+        priced = _by_price(candidates)
         self._drop(each for seconds, each in priced if seconds <= _CHEAP_SHARE * each.copy_seconds)
         self._copy(candidates, hidden_seconds)
         self._drop(each for seconds, each in priced if seconds <= each.copy_seconds)
@@ -77,6 +77,21 @@ class _Plan:
                 return
             taken[each.number] = each.nbytes
             self._left -= each.nbytes
+
+
+def _by_price(candidates: list[_Candidate]) -> list[tuple[float, _Candidate]]:
+    """The tensors that can be computed again, with the seconds that takes: the cheapest for a byte first.
+
+    The last ones of a step come last. Backward needs them first, when memory is still full.
+    """
+    late = (1 - _LATE_SHARE) * sum(each.nbytes for each in candidates)
+    found, before = [], 0
+    for each in candidates:
+        if each.recipe_seconds is not None:
+            found.append((before >= late, each.recipe_seconds / max(each.nbytes, 1), each))
+        before += each.nbytes
+    found.sort(key=lambda item: item[:2])
+    return [(each.recipe_seconds or 0.0, each) for _, _, each in found]
 
 
 class EarlySpill:
