@@ -162,7 +162,7 @@ class GuardedEngine:
     def _on_kept_graph(self, call: _Call, gradients: Gradients, error: BaseException) -> Any:
         """The code keeps the graph, so the backward can be repeated on it."""
         session, started = self._session, time.monotonic()
-        for room in session.room.rooms(error, frozenset(), is_update=False, least=session.parked_in_step):
+        for room in session.room.rooms(error, frozenset(), is_update=False, least=session.next_steps.parked_in_step):
             try:
                 result = self._run(call, call.roots, gradients)
             except Exception as again:
@@ -202,10 +202,10 @@ class GuardedEngine:
     def _budgets(self, error: BaseException) -> Iterator[int]:
         """The bytes of saved tensors to take out: some at first, more, all, all with optimizer state out as well."""
         found, session = exhaustion_of_error(error), self._session
-        more = 2 * max((found.asked or 0) if found is not None else 0, session.parked_in_step)
+        more = 2 * max((found.asked or 0) if found is not None else 0, session.next_steps.parked_in_step)
         for times in (1, 3):
             free_unused_memory()
-            yield session.budget + times * more
+            yield session.next_steps.budget + times * more
         free_unused_memory()
         yield _EVERYTHING
         with unseen():

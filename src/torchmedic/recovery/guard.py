@@ -75,7 +75,9 @@ class Guard(TorchFunctionMode):
                 session.refuse(session.phase, reason)
                 return _FAILED
             busy = frozenset(int(each.untyped_storage()._cdata) for each in strided(tensors_in((args, kwargs))))
-            rooms = session.room.rooms(error, busy, is_update=session.is_updating, least=session.parked_in_step)
+            rooms = session.room.rooms(
+                error, busy, is_update=session.is_updating, least=session.next_steps.parked_in_step
+            )
             for room in rooms:
                 if put_back is not None:
                     put_back()

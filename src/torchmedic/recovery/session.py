@@ -22,6 +22,7 @@ from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.living_tensors import unseen
+from torchmedic.recovery.next_steps import NextSteps
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
@@ -35,9 +36,6 @@ Level = Literal["safe", "all"]
 _ALWAYS_GUARDED_UPDATES = 10
 _MIN_USED_SHARE = 0.5  # of some memory; below it, one step would have to need twice as much as all before
 _LOOK_SECONDS = 1.0
-_CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
-_MIN_BUDGET_BYTES = 1 << 20
-_MAX_GROWTH_BYTES = 1 << 30  # of the budget, beyond twice its size, after a step that was computed with all of it out
 _KEPT_RANDOM_STATES = 8
 _NOTED_DRAWS = 2  # after each part of a step
 
@@ -70,21 +68,11 @@ class Session:
         self._is_update_safe = False
         self._is_lowered = False  # for an update
         self._compiles = False
-        self._early: EarlySpill | None = None
-        self.parked_in_step = 0
-        self._optimizer_bytes = 0  # of optimizer state to park after each update, as the pass after it has no room
-        self._whole_step = 0  # bytes that were out of memory when the step was computed again
-        self._calm = 0
-        self._calm_wanted = _CALM_UPDATES
+        self.next_steps = NextSteps(self.early_spill)
 
     @property
     def phase(self) -> RecoveryPhase:
         return "update" if self.is_updating else "forward"
-
-    @property
-    def budget(self) -> int:
-        """The bytes that the plan takes out of memory in each step."""
-        return 0 if self._early is None else self._early.budget
 
     @property
     def step(self) -> int:
@@ -110,15 +98,9 @@ class Session:
         *,
         is_avoided: bool = False,
     ) -> None:
-        self._calm = 0
         keep_blocks_whole()  # the script may have set a limit since it made its optimizer
         self.in_parts.is_on |= means not in ("retry", "kernel")
-        if means == "activations":
-            self.parked_in_step += nbytes
-        elif means == "optimizer" and phase != "update":
-            self._optimizer_bytes = max(self._optimizer_bytes, nbytes)
-        elif means == "recompute":  # the whole step was computed with so much out of memory
-            self._whole_step = min(nbytes, 2 * self.budget + _MAX_GROWTH_BYTES)
+        self.next_steps.recovered(phase, means, nbytes)
         recovery = Recovery(
             step=self.step,
             phase=phase,
@@ -220,12 +202,10 @@ class Session:
         if self.workspaces.were_silent():
             self.recovered("backward", "kernel", "convolution", 0, 0.0)
         self._plan()
-        if self._optimizer_bytes:
-            self.room.park_optimizer(self._optimizer_bytes)
         now = time.monotonic()
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:
             self._due = now + _LOOK_SECONDS
-            needed = bool(self.optimizers.out) or self._early is not None or used_share() >= _MIN_USED_SHARE
+            needed = bool(self.optimizers.out) or self.next_steps.are_short or used_share() >= _MIN_USED_SHARE
             if needed and not self._compiles:
                 self.raise_guard()
             else:
@@ -256,44 +236,22 @@ class Session:
     def close(self) -> None:
         for storage in self.optimizers.living_out():
             self.bring_back(storage, frozenset())
-        self._stop_early()
+        self.next_steps.stop()
         self.lower_guard()
 
     def _plan(self) -> None:
-        """Park early in the next steps what had to be parked in this one; park less after many calm steps."""
-        early = self._early
-        in_parts = self.in_parts.possible_bytes if self.in_parts.is_on else 0  # which the next step does not need
+        """Take out of memory early in the next step what had to be parked in the steps before."""
+        in_parts = self.in_parts.possible_bytes if self.in_parts.is_on else 0
         self.in_parts.next_step()
-        wanted = max(self.budget + max(self.parked_in_step - in_parts, 0), self._whole_step)
-        self.parked_in_step = self._whole_step = 0
-        if wanted > self.budget:
-            if early is not None:
-                early.budget = wanted
-                self._calm_wanted *= 2
-            else:
-                self._early = self.early_spill(wanted)
-        elif early is not None or self._optimizer_bytes:
-            self._calm += 1
-            if self._calm >= self._calm_wanted:
-                self._calm = 0
-                self._optimizer_bytes //= 2
-                if early is not None:
-                    early.budget //= 2
-                    if early.budget < _MIN_BUDGET_BYTES:
-                        self._stop_early()
-        if self._early is not None:
-            if self._early.next_step():
-                self.backward_room.failed()  # the next backward pass computes other tensors again
-            self._early.start()
+        if self.next_steps.plan(in_parts):
+            self.backward_room.failed()  # the next backward pass computes other tensors again
+        if self.next_steps.optimizer_bytes:
+            with unseen(), contextlib.suppress(OSError):  # caches stay: the next pass takes its memory from them
+                self.optimizers.park(self.next_steps.optimizer_bytes, frozenset(), gradients=False)
 
     def early_spill(self, budget: int) -> EarlySpill:
         """Takes so many bytes of saved tensors out of memory as they are saved."""
         return EarlySpill(self.saved, self.space, self.recipes, budget)
-
-    def _stop_early(self) -> None:
-        if self._early is not None:
-            self._early.rest()
-            self._early = None
 
     def _stop_copies(self) -> None:
         """End the copies of optimizer state for a look back: they are made unseen, and would read emptied storages."""
@@ -302,5 +260,5 @@ class Session:
     def forked(self) -> None:
         """A forked child trains nothing of the parent's."""
         with contextlib.suppress(Exception):
-            self._stop_early()
+            self.next_steps.stop()
             self.lower_guard()
