@@ -58,6 +58,11 @@ class _Plan:
         gone = self.dropped.keys() | self.copied.keys()
         self.involved = gone | {number for number, first in (again or {}).items() if first in gone}
         self.last = max([*self.involved, *(number + _SOON for number in self.copied)], default=0)
+        stays = {each.number: each.nbytes for each in candidates if each.number not in gone}
+        # Bytes that are free again when backward comes to a saved tensor, by its number: of those that came after it.
+        self.freed = [
+            sum(nbytes for after, nbytes in stays.items() if after > number) for number in range(self.last + 1)
+        ]
 
     def _drop(self, candidates: Iterator[_Candidate]) -> None:
         self._take(candidates, self.dropped, float("inf"))
@@ -151,6 +156,8 @@ class EarlySpill:
         if saved is None:
             saved = SavedTensor(tensor, self._saved.backward)  # can still be parked when memory runs out
         saved.is_ahead = self._number - self._last_copied < _SOON
+        if plan is not None and self._number <= plan.last:
+            saved.freed = plan.freed[self._number]
         return saved
 
     def _gone(self, tensor: torch.Tensor, number: int) -> SavedTensor | None:

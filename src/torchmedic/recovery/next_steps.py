@@ -36,7 +36,7 @@ class NextSteps:
     def recovered(self, phase: RecoveryPhase, means: Means, nbytes: int) -> None:
         """Memory has run out, and so many bytes were taken out of it."""
         self._calm = 0
-        if means == "activations":
+        if means in ("activations", "kernel"):  # a workspace that was refused was missing, too
             self.parked_in_step += nbytes
         elif means == "optimizer" and phase != "update":
             self.optimizer_bytes = max(self.optimizer_bytes, nbytes)

@@ -27,7 +27,9 @@ class Backward:
         self.keeps_graph = False  # so nothing that is brought back may stay in memory until its node is gone
         self.order: list[weakref.ref[Place]] = []  # the places that were copied in this step, oldest first
         self._next = -1  # the place of that order to be fetched next: backward comes to the last one first
-        self.consumed = 0  # bytes that the pass has asked for: about half of them are free again
+        self.consumed = (
+            0  # bytes that were in memory before the pass, and that it needs no more: half are free at least
+        )
         self._spare = 0
 
     def begin(self, spare: int, *, keeps_graph: bool) -> None:

@@ -37,6 +37,7 @@ class SavedTensor:
         "_kind",
         "_original",
         "_version",
+        "freed",
         "is_ahead",
         "place",
         "tensor",
@@ -52,6 +53,7 @@ class SavedTensor:
                 self.tensor = tensor.detach()
         self.place: Place | None = None
         self.is_ahead = False  # whether backward needs copied tensors soon after this one
+        self.freed = 0  # bytes that are free again when backward comes to this tensor, as far as a plan knows
         self._backward = backward
         self._version = tensor._version
         self._original = weakref.ref(tensor)
@@ -100,6 +102,7 @@ class SavedTensor:
                 "compute its gradient, with torch.autograd.set_detect_anomaly(True)."
             )
         if self.is_ahead:
+            self._backward.consumed = max(self._backward.consumed, self.freed)
             self._backward.fetch_ahead()
         if self.tensor is not None:
             if self._is_result:  # parameters stay in memory
@@ -107,7 +110,6 @@ class SavedTensor:
             return self.tensor
         if self.place is None:
             return _gone(None)
-        self._backward.consumed += self.place.nbytes
         with unseen():
             return self.on(self.place.storage())
 

@@ -199,8 +199,8 @@ class Session:
             for storage in self.optimizers.living_out(gradients_only=True):
                 self.bring_back(storage, frozenset())
         self._updates += 1
-        if self.workspaces.were_silent():
-            self.recovered("backward", "kernel", "convolution", 0, 0.0)
+        if refused := self.workspaces.refused_silently():
+            self.recovered("backward", "kernel", "convolution", refused, 0.0)
         self._plan()
         now = time.monotonic()
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:

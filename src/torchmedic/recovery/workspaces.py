@@ -32,8 +32,8 @@ class Workspaces:
 
     def __init__(self) -> None:
         self._thread: int | None = None  # whose refusals are exceptions
+        self._silent: list[int] = []  # bytes that were refused
         self._is_counted = False  # the last refusal
-        self._silent = 0
         cuda_refusals.listen(self)
 
     def refused(self, asked: int) -> None:
@@ -46,7 +46,8 @@ class Workspaces:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked / 2**20:.2f} MiB.")
         node: Any = torch._C._current_autograd_node()
         self._is_counted = node is not None and node.name().startswith("ConvolutionBackward")
-        self._silent += self._is_counted
+        if self._is_counted:
+            self._silent.append(asked)
 
     def convolution(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """The result of a convolution with its workspace.
@@ -62,10 +63,13 @@ class Workspaces:
 
     def was_raised(self) -> None:
         """The last refusal has become an exception, as it does where no kernel is left to take."""
-        self._silent -= self._is_counted
-        self._is_counted = False
+        if self._is_counted:
+            self._silent.pop()
+            self._is_counted = False
 
-    def were_silent(self) -> bool:
-        """Whether another kernel may have been taken since the last question."""
-        found, self._silent = bool(self._silent), 0
+    def refused_silently(self) -> int:
+        """The bytes of the largest workspace that was refused since the last question: another kernel was taken."""
+        found = max(self._silent, default=0)
+        self._silent.clear()
+        self._is_counted = False
         return found
