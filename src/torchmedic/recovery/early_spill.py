@@ -58,11 +58,13 @@ class _Plan:
         gone = self.dropped.keys() | self.copied.keys()
         self.involved = gone | {number for number, first in (again or {}).items() if first in gone}
         self.last = max([*self.involved, *(number + _SOON for number in self.copied)], default=0)
+        self.freed = [0] * (self.last + 1)  # bytes free again when backward comes to a saved tensor, by its number
         stays = {each.number: each.nbytes for each in candidates if each.number not in gone}
-        # Bytes that are free again when backward comes to a saved tensor, by its number: of those that came after it.
-        self.freed = [
-            sum(nbytes for after, nbytes in stays.items() if after > number) for number in range(self.last + 1)
-        ]
+        free = 0
+        for number in range(max(stays, default=0), -1, -1):
+            if number <= self.last:
+                self.freed[number] = free
+            free += stays.get(number, 0)
 
     def _drop(self, candidates: Iterator[_Candidate]) -> None:
         self._take(candidates, self.dropped, float("inf"))

@@ -286,7 +286,9 @@ def test_the_cheapest_tensors_go() -> None:
     assert [sorted(each.copied) for each in plans] == [[], [], [], [1], [1], [1, 4]]
     # Hooks are on as long as a tensor may go, or a copy may have to be brought back soon.
     assert [each.last for each in plans] == [0, 2, 5, 25, 25, 28]
-    assert early_spill._Plan(found, 1024, 0.0, {6: 2, 7: 3}).involved == {2, 6}
+    plan = early_spill._Plan(found, 1024, 0.0, {6: 2, 7: 3})
+    assert plan.involved == {2, 6}
+    assert [each // 1024 for each in plan.freed] == [4, 3, 3, 2, 1, 0, 0]
 
 
 def test_another_step_than_the_planned_one(dropped: list[int], tmp_path: Path) -> None:
