@@ -61,9 +61,11 @@ class Guard(TorchFunctionMode):
             if has_run_graph or not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                 raise
             result = self._repeated(error, func, call, args, kwargs or {}, put_back)
-            if result is _FAILED:
+            if result is not _FAILED:
+                return result
+            if func not in CONVOLUTIONS:
                 raise
-            return result
+        return self._with_any_kernel(func, args, kwargs or {})
 
     def _repeated(self, error: BaseException, func: Any, call: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
         """The result of the call, repeated with more room; `_FAILED` if no room could be made."""
@@ -91,24 +93,28 @@ class Guard(TorchFunctionMode):
                 means = "parts" if room.means == "retry" and session.in_parts.made(result) else room.means
                 session.recovered(session.phase, means, _name(func), room.nbytes, time.monotonic() - started)
                 return result
-            if func in CONVOLUTIONS and (result := self._of_any_kernel(func, args, kwargs)) is not None:
-                return result
-            session.refuse(session.phase, session.nothing_left())
+            if func not in CONVOLUTIONS:
+                session.refuse(session.phase, session.nothing_left())
         except KeyboardInterrupt:
             raise
         except Exception as failure:
             report_fault("recover.call", failure)
         return _FAILED
 
-    def _of_any_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of a convolution without workspace; None if memory is not enough for that either."""
+    def _with_any_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A convolution that has no room for its workspace.
+
+        Raises:
+            OutOfMemoryError: In torch's own words: there is no room for the result either.
+        """
+        session = self._session
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return None
-        self._session.recovered("forward", "kernel", _name(func), 0, 0.0)
+            without_our_frame(error)
+            session.refuse(session.phase, session.nothing_left())
+            raise
+        session.recovered(session.phase, "kernel", _name(func), 0, 0.0)
         return result
 
     def _cross_entropy(self, *args: Any, **kwargs: Any) -> Any:

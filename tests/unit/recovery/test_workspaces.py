@@ -73,6 +73,25 @@ def test_in_a_forward_pass(
     assert saved.grad_fn is not None
 
 
+def test_no_room_for_the_result(data: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script gets the words of torch, not those of the listener."""
+
+    def conv2d(*args: Any) -> torch.Tensor:
+        if torch._C._len_torch_function_stack():
+            return torch.overrides.handle_torch_function(conv2d, args, *args)
+        Allocator(1).workspace()
+        raise AssertionError
+
+    monkeypatch.setattr(guard, "CONVOLUTIONS", CONVOLUTIONS | {conv2d})
+    with torchmedic.recover() as happened:
+        torch.optim.SGD([data[1]], lr=0.1)
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            conv2d(*data)
+    assert str(raised.value) == "CUDA out of memory."
+    assert raised.value.__context__ is None
+    assert "no memory could be freed" in happened.lines[0]
+
+
 def test_in_a_backward_pass(data: tuple[torch.Tensor, torch.Tensor]) -> None:
     allocator = Allocator(1)
 

@@ -7,6 +7,7 @@ backward pass that was running. Only numbers and names are kept: a reference to 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from torchmedic.contained import contained
+from torchmedic.contained import contained, report_fault
 
 
 class Refusal(NamedTuple):
@@ -37,10 +38,10 @@ class Refusal(NamedTuple):
 
 
 class Listener(Protocol):
-    """Somebody who is told of every refusal, on the thread that asked."""
+    """Is told of every refusal, on the thread that asked."""
 
     def refused(self, asked: int) -> None:
-        """Memory of so many bytes was refused; what is raised here ends the call that asked for it."""
+        """Memory of so many bytes was refused; an OutOfMemoryError that is raised here ends the call that asked."""
 
 
 _last: Refusal | None = None
@@ -53,6 +54,7 @@ def last_refusal() -> Refusal | None:
     return _last
 
 
+@functools.cache
 def install() -> None:
     """Torch itself calls back, once, when it starts CUDA."""
     with contextlib.suppress(Exception):
@@ -60,7 +62,7 @@ def install() -> None:
 
 
 def listen(listener: Listener) -> None:
-    """Tell somebody of the refusals, as long as he lives."""
+    """Tell a listener of the refusals, as long as it lives."""
     install()
     _listeners.add(listener)
 
@@ -80,7 +82,12 @@ def _refused(device: int, asked: int, total: int, free: int) -> None:
     if not sys.is_finalizing():
         _note(device, asked, total, free)
         for listener in list(_listeners):
-            listener.refused(asked)
+            try:
+                listener.refused(asked)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as fault:
+                report_fault("observe.out_of_memory", fault)
 
 
 @contained("observe.out_of_memory")
