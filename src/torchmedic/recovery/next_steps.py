@@ -18,7 +18,8 @@ class NextSteps:
     def __init__(self, early_spill: Callable[[int], EarlySpill]) -> None:
         self._early_spill = early_spill  # takes so many bytes of saved tensors out in each step
         self.early: EarlySpill | None = None
-        self.optimizer_bytes = 0  # of state to park after each update, as the pass after it has no room
+        self.optimizer_bytes = 0  # of state to park after each update, as the passes after it have no room
+        self._state_parked_in_step = self._state_parked_before = False
         self.parked_in_step = 0  # bytes of saved tensors, beside those that go early
         self._whole_step = 0  # bytes that were out of memory when the step was computed again
         self._calm = 0
@@ -39,7 +40,9 @@ class NextSteps:
         if means in ("activations", "kernel"):  # a workspace that was refused was missing, too
             self.parked_in_step += nbytes
         elif means == "optimizer" and phase != "update":
-            self.optimizer_bytes = max(self.optimizer_bytes, nbytes)
+            self._state_parked_in_step = True
+            if self._state_parked_before:  # once can be the time before enough saved tensors go
+                self.optimizer_bytes = max(self.optimizer_bytes, nbytes)
         elif means == "recompute":  # the whole step was computed with so much out of memory
             self._whole_step = min(nbytes, 2 * self.budget + _MAX_GROWTH_BYTES)
 
@@ -54,6 +57,7 @@ class NextSteps:
         """
         wanted = max(self.budget + max(self.parked_in_step - saved_elsewhere, 0), self._whole_step)
         self.parked_in_step = self._whole_step = 0
+        self._state_parked_before |= self._state_parked_in_step
         if wanted > self.budget:
             if self.early is None:
                 self.early = self._early_spill(wanted)
