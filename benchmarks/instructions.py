@@ -8,7 +8,10 @@ itself again. Instructions are not seconds: those of a matrix product take longe
 Only work that is done at every step is counted. Work on a schedule (memory readings, walks for leaks, checks of all
 gradients) takes the same share of a second however short the steps are, and is left out; so are the first steps.
 
-    python benchmarks/instructions.py [--counter hardware|callgrind] [--device cuda] [--output NAME]
+    python benchmarks/instructions.py [--counter hardware|callgrind] [--device cuda] [--recover] [--output NAME]
+
+With `--recover`, the rows are those of `torchmedic run --recover safe`: with its guard down, as in a run that has used
+less than half of every memory after ten updates, and with its guard up.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -249,7 +252,24 @@ class Late:
         pass
 
 
-def measure(count: Counter, device: str) -> list[dict[str, Any]]:
+def with_guard(agent: Any) -> Iterator[str]:
+    """Recovery in place, with its guard down and up."""
+    from torchmedic.recovery import install
+
+    install.install("safe", agent)
+    assert install._installed is not None
+    session = install._installed.session
+    session._updates = 1 << 40  # the first updates, in which the guard is always up, are over
+    for each in ("down", "up"):
+        session._due = math.inf  # nobody looks at the memory in use
+        session._is_update_safe = session.room.has_room_for_update()
+        if each == "up":
+            session.raise_guard()
+        yield f"guard {each}"
+    install._installed.remove()
+
+
+def measure(count: Counter, device: str, *, recover: bool) -> list[dict[str, Any]]:
     import torch
 
     from torchmedic.integrations import telling
@@ -274,7 +294,8 @@ def measure(count: Counter, device: str) -> list[dict[str, Any]]:
         agent.leaks.stop()
         while agent.habits.awake:  # the check-up of the first steps
             loops["mlp"].run(8)
-        for read in ("at once", "late") if device == "cpu" else ("late",):
+        reads = ("at once", "late") if device == "cpu" else ("late",)
+        for read in with_guard(agent) if recover else reads:
             if read == "late" and device == "cpu":
                 async_devices.devices["cpu"] = Late()
             for name, loop in loops.items():
@@ -320,6 +341,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counter", choices=("hardware", "callgrind"), help="by default the first available")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--recover", action="store_true", help="with recovery in place, its guard down and up")
     parser.add_argument("--output", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
     args = parser.parse_args()
     count = counter(args.counter, args.device)
@@ -330,7 +352,11 @@ def main() -> int:
         return 1
     from measured_run import environment, save  # late, because it imports torch
 
-    result = {**environment(args.device), "counter": count.name, "rows": measure(count, args.device)}
+    result = {
+        **environment(args.device),
+        "counter": count.name,
+        "rows": measure(count, args.device, recover=args.recover),
+    }
     text = table(result)
     print(text)
     save(args.output, result, "Instructions of the healthy path", text)

@@ -159,6 +159,7 @@ def main() -> int:
     parser.add_argument("--output", default="recover")
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--caps", nargs="+", type=float, default=CAPS, help="shares of the need")
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -172,7 +173,7 @@ def main() -> int:
         print(f"{name:10} need {plain['peak'] / 2**30:.2f} GiB, {plain['seconds'] * plain['batch']:.4f} s", flush=True)
         rows = results[name] = {"plain": plain}
         once = {way: measure(name, way, None, args.steps) for way in ("save_on_cpu", "checkpoint") if way in args.ways}
-        for cap in CAPS:
+        for cap in args.caps:
             limit = cap * plain["peak"]
             for way in args.ways:
                 if way == "batch":

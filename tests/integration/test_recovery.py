@@ -178,7 +178,8 @@ for step in range(4):  # DDP lays out its buckets in the second step
         loss = net(data).square().mean()
     with OutOfMemory(at if sys.argv[1] == "backward" else 0):
         loss.backward()
-    optimizer.step()
+    with OutOfMemory(at if sys.argv[1] == "update" else 0):
+        optimizer.step()
 print(hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in net.parameters())).hexdigest() + ";", end="")
 dist.destroy_process_group()
 """
@@ -186,19 +187,21 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_ranks(tmp_path: Path) -> None:
-    """A forward pass is recovered by one rank alone; a backward pass, in which all take part, is refused."""
+    """A forward pass and an update are recovered by one rank alone; a backward pass, in which all take part, is not."""
     (tmp_path / "job.py").write_text(RANKS)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     found = {}
-    for where in ("nowhere", "forward", "backward"):
+    for where in ("nowhere", "forward", "update", "backward"):
         command = [sys.executable, *launcher, "-m", "torchmedic", "run", "--recover", "safe", "job.py", where]
         found[where] = subprocess.run(
             command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=200
         )
-    assert found["nowhere"].returncode == found["forward"].returncode == 0, found["forward"].stderr
-    assert found["forward"].stdout == found["nowhere"].stdout
-    assert len(set(found["forward"].stdout.split(";"))) == 2  # the weights of both ranks, and nothing after them
-    assert "torchmedic: recovered from out-of-memory in the forward pass once" in found["forward"].stderr
+    assert found["nowhere"].returncode == 0, found["nowhere"].stderr
+    assert len(set(found["nowhere"].stdout.split(";"))) == 2  # the weights of both ranks, and nothing after them
+    for where, name in (("forward", "forward pass"), ("update", "update of the weights")):
+        assert found[where].returncode == 0, found[where].stderr
+        assert found[where].stdout == found["nowhere"].stdout
+        assert f"torchmedic: recovered from out-of-memory in the {name} once" in found[where].stderr
     assert found["backward"].returncode != 0
     reason = "other ranks take part in this backward pass, and would have to repeat it too"
     assert f"not recovered from out-of-memory in the backward pass: {reason}" in found["backward"].stderr

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 RecoveryPhase = Literal["forward", "backward", "update"]
-Means = Literal["retry", "parts", "activations", "optimizer", "recompute"]
+Means = Literal["retry", "parts", "activations", "optimizer", "recompute", "kernel"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _PHASES: dict[RecoveryPhase, str] = {
@@ -23,6 +23,7 @@ _ADVICE: dict[Means, str] = {
     "activations": _FEWER_ACTIVATIONS,
     "recompute": _FEWER_ACTIVATIONS,
     "optimizer": "an optimizer with less state, or foreach=False",
+    "kernel": "a smaller micro-batch with gradient accumulation",
 }
 
 
@@ -30,8 +31,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_fi
     """A call that ran out of memory and was repeated with success.
 
     `bytes` were parked outside of the memory that was short; `seconds` is what the recovery took. With `is_avoided` the
-    memory was not short yet, but would have been. With `kernels_may_differ` there are convolutions on a device: cuDNN
-    takes another kernel, with other last bits, where its workspace does not fit.
+    memory was not short yet, but would have been.
     """
 
     step: int
@@ -41,7 +41,6 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True, tag="recovery", tag_fi
     bytes: int = 0
     seconds: float = 0.0
     is_avoided: bool = False
-    kernels_may_differ: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="recovery-refused", tag_field="kind"):
@@ -62,9 +61,7 @@ def summary(recoveries: Iterable[Recovery], refusals: Iterable[Refusal]) -> list
         begin = "avoided an out-of-memory" if is_avoided else "recovered from out-of-memory"
         times = "once" if len(found) == 1 else f"{len(found)} times"
         seconds = sum(each.seconds for each in found)
-        same = "the results are the same"
-        if found[0].kernels_may_differ:
-            same += " up to rounding, if cuDNN found no room for the workspace of a convolution"
+        same = "the results are the same" + (" up to rounding" if means == "kernel" else "")
         lines.append(
             f"{begin} in the {_PHASES[phase]} {times}, first at step {found[0].step}: "
             f"{_done(means, max(each.bytes for each in found))}, {seconds:.1f} s in all, {same}; "
@@ -79,6 +76,8 @@ def _done(means: Means, nbytes: int) -> str:
         return "unused memory was freed and the call repeated"
     if means == "parts":
         return "the loss was computed in parts"
+    if means == "kernel":
+        return "there was no room for the workspace of a convolution, and torch took another kernel"
     if means == "recompute":
         parked = f", {_size(nbytes)} of its saved activations were parked" if nbytes else ""
         return f"the step was computed again{parked}"

@@ -113,6 +113,7 @@ class GuardedEngine:
                 if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                     raise
                 session.backward_room.failed()
+                session.workspaces.was_raised()
                 call = _Call(run, t_outputs, args, kwargs)
                 result = self._repeated(call, gradients, error, sys._getframe(1))
                 if result is _FAILED:
@@ -161,7 +162,7 @@ class GuardedEngine:
     def _on_kept_graph(self, call: _Call, gradients: Gradients, error: BaseException) -> Any:
         """The code keeps the graph, so the backward can be repeated on it."""
         session, started = self._session, time.monotonic()
-        for room in session.room.rooms(error, frozenset(), is_update=False, least=session.parked_in_step):
+        for room in session.room.rooms(error, frozenset(), is_update=False, least=session.next_steps.parked_in_step):
             try:
                 result = self._run(call, call.roots, gradients)
             except Exception as again:
@@ -199,14 +200,16 @@ class GuardedEngine:
         raise Refused(session.nothing_left())
 
     def _budgets(self, error: BaseException) -> Iterator[int]:
-        """The bytes of saved tensors to take out: some at first, then all, then with optimizer state out as well."""
-        found = exhaustion_of_error(error)
-        free_unused_memory()
-        yield 2 * max((found.asked or 0) if found is not None else 0, self._session.parked_in_step)
+        """The bytes of saved tensors to take out: some at first, more, all, all with optimizer state out as well."""
+        found, session = exhaustion_of_error(error), self._session
+        more = 2 * max((found.asked or 0) if found is not None else 0, session.next_steps.parked_in_step)
+        for times in (1, 3):
+            free_unused_memory()
+            yield session.next_steps.budget + times * more
         free_unused_memory()
         yield _EVERYTHING
         with unseen():
-            free = self._session.optimizers.park(_EVERYTHING, frozenset(), gradients=False)
+            free = session.optimizers.park(_EVERYTHING, frozenset(), gradients=False)
         if free:
             free_unused_memory()
             yield _EVERYTHING

@@ -34,7 +34,7 @@ class BackwardRoom:
     def make(self, roots: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor]) -> int:
         """Park what may be missing; returns the bytes that were parked."""
         roots = list(roots)
-        self.missing = 0
+        self.missing = self.spare = 0
         found = in_use_and_limit(roots[0].device)
         if found is None:
             return 0

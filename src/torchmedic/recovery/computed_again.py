@@ -11,7 +11,7 @@ import torch
 
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.recovery.early_spill import EarlySpill
-from torchmedic.recovery.guard import LossInParts
+from torchmedic.recovery.guard import ReplayedCalls
 from torchmedic.recovery.random_calls import RandomState
 from torchmedic.recovery.session import Session
 from torchmedic.replay.isolation.python_state import THOROUGH_SECONDS, TooMuchInReach
@@ -86,7 +86,7 @@ class ComputedAgain:
         spill.next_step()
         try:
             with self._session.generators.rewound():
-                ways = (spill.active(), LossInParts(self._session.in_parts))
+                ways = (spill.active(), ReplayedCalls(self._session.in_parts, self._session.workspaces))
                 return runner.play(*ways, backward=False, keep_graphs=False)
         except TooMuchInReach as reason:
             raise Refused(f"the step cannot be computed again: {reason}") from None

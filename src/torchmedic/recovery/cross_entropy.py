@@ -128,6 +128,7 @@ class _Loss(torch.autograd.Function):
         # Not by `save_for_backward`: that would hide whether anybody else still uses the logits.
         ctx.logits, ctx.target, ctx.versions = logits.detach(), target.detach(), (logits._version, target._version)
         ctx.settings, ctx.owner = settings, owner
+        ctx._saved_reduction = settings.reduction  # as torch's own node of this name has it
         owner.will_need(ctx.logits)
         with plainly():
             picked = torch.empty(len(logits), 1, dtype=settings.dtype, device=logits.device)

@@ -25,9 +25,10 @@ from torchmedic.recovery.saved_tensors import MIN_PARKED_BYTES, SavedTensor, Sav
 
 _CHEAP_SHARE = 0.25  # of the time of a copy: a recipe that takes no more is preferred to any copy
 _FORWARD_SHARE = 0.3  # of a step, in which copies run beside the computation
+_LATE_SHARE = 0.2  # of the bytes of a step, at its end
 _MAX_DEPTH = 3  # of places that must be computed again for one place
 _FILE_SECONDS_PER_BYTE = 1e-9
-_SOON = 24  # saved tensors after the last one that goes: its storage may be saved again, and copies back begin there
+_SOON = 24  # saved tensors after one that is copied: backward starts to bring the copy back where it comes to them
 _LEARNING_STEPS = 2
 
 
@@ -43,17 +44,27 @@ class _Candidate(NamedTuple):
 class _Plan:
     """Which saved tensors of a step go, by their numbers."""
 
-    def __init__(self, candidates: list[_Candidate], budget: int, hidden_seconds: float) -> None:
+    def __init__(
+        self, candidates: list[_Candidate], budget: int, hidden_seconds: float, again: dict[int, int] | None = None
+    ) -> None:
         self.dropped: dict[int, int] = {}  # bytes by number
         self.copied: dict[int, int] = {}
         self._left = budget
-        # In the order of the step: what comes first is needed last, and after the last one nothing is packed.
-        priced = [(each.recipe_seconds, each) for each in candidates if each.recipe_seconds is not None]
+        priced = _by_price(candidates)
         self._drop(each for seconds, each in priced if seconds <= _CHEAP_SHARE * each.copy_seconds)
         self._copy(candidates, hidden_seconds)
         self._drop(each for seconds, each in priced if seconds <= each.copy_seconds)
         self._copy(candidates, float("inf"))
-        self.last = max([*self.dropped, *self.copied], default=0)
+        gone = self.dropped.keys() | self.copied.keys()
+        self.involved = gone | {number for number, first in (again or {}).items() if first in gone}
+        self.last = max([*self.involved, *(number + _SOON for number in self.copied)], default=0)
+        self.freed = [0] * (self.last + 1)  # bytes free again when backward comes to a saved tensor, by its number
+        stays = {each.number: each.nbytes for each in candidates if each.number not in gone}
+        free = 0
+        for number in range(max(stays, default=0), -1, -1):
+            if number <= self.last:
+                self.freed[number] = free
+            free += stays.get(number, 0)
 
     def _drop(self, candidates: Iterator[_Candidate]) -> None:
         self._take(candidates, self.dropped, float("inf"))
@@ -75,6 +86,21 @@ class _Plan:
             self._left -= each.nbytes
 
 
+def _by_price(candidates: list[_Candidate]) -> list[tuple[float, _Candidate]]:
+    """The tensors that can be computed again, with the seconds that takes: the cheapest for a byte first.
+
+    The last ones of a step come last. Backward needs them first, when memory is still full.
+    """
+    late = (1 - _LATE_SHARE) * sum(each.nbytes for each in candidates)
+    found, before = [], 0
+    for each in candidates:
+        if each.recipe_seconds is not None:
+            found.append((before >= late, each.recipe_seconds / max(each.nbytes, 1), each))
+        before += each.nbytes
+    found.sort(key=lambda item: item[:2])
+    return [(each.recipe_seconds or 0.0, each) for _, _, each in found]
+
+
 class EarlySpill:
     """Takes saved tensors out of memory as they are saved, up to a number of bytes per step."""
 
@@ -90,50 +116,62 @@ class EarlySpill:
         self._steps = 0
         self._number = 0  # of the saved tensor that comes next
         self._candidates: list[_Candidate] = []
-        self._noted: dict[int, StorageWeakRef] = {}  # storages of the candidates
+        self._noted: dict[int, tuple[StorageWeakRef, int]] = {}  # storages of the candidates, with their numbers
+        self._again: dict[int, int] = {}  # saved tensors whose storage was saved before, and the number of the first
         self._plan: _Plan | None = None
         self._planned_budget = 0
         self._is_overlapped = False  # whether copies are made beside the computation
-        self._last_gone = -_SOON
+        self._last_copied = -_SOON
         self._began: float | None = None
         self._is_on = False  # as default hooks, from `start` on
 
-    def next_step(self) -> None:
-        """Plan the next step by the ones before."""
+    def next_step(self) -> bool:
+        """Plan the next step by the ones before; whether there is a new plan."""
         now = time.perf_counter()
+        before = self._plan
         if self._number:
             self._steps += 1
             if self._steps >= _LEARNING_STEPS and (self._plan is None or self._planned_budget != self.budget):
                 hidden = (now - self._began) * _FORWARD_SHARE if self._began and self._is_overlapped else 0.0
-                self._plan, self._planned_budget = _Plan(self._candidates, self.budget, hidden), self.budget
+                self._plan = _Plan(self._candidates, self.budget, hidden, self._again)
+                self._planned_budget = self.budget
             elif self._plan is None:
-                self._candidates = []
+                self._candidates, self._again = [], {}
         self._began = now
         self.spilled = self._number = 0
-        self._last_gone = -_SOON
+        self._last_copied = -_SOON
         self._places.clear()
         self._noted.clear()
         self._saved.backward.next_step()
+        return self._plan is not before
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         self._saved.note_new()
-        if not self.failed and tensor.nbytes >= MIN_PARKED_BYTES and is_plain(tensor):
-            place = None
-            self._number += 1
-            with unseen(), contextlib.suppress(RuntimeError, MemoryError, OSError):
-                place = self._place(tensor, self._number)
-            if place is not None:
-                self._last_gone = self._number
-                saved = SavedTensor(tensor, self._saved.backward)
-                saved.lies_in(place)
-                saved.tensor = None
-                return saved
-        with unseen():
-            saved = self._saved.pack(tensor)  # can still be parked when memory runs out
-        if self._number - self._last_gone < _SOON:
-            saved.is_ahead = True
-        elif self._plan is not None and self._number > self._plan.last:
-            self.rest()
+        plan = self._plan
+        saved = None
+        if tensor.nbytes >= MIN_PARKED_BYTES and not self.failed and is_plain(tensor):
+            self._number = number = self._number + 1
+            if plan is None or number in plan.involved:
+                saved = self._gone(tensor, number)
+            elif number > plan.last:
+                self.rest()
+        if saved is None:
+            saved = SavedTensor(tensor, self._saved.backward)  # can still be parked when memory runs out
+        saved.is_ahead = self._number - self._last_copied < _SOON
+        if plan is not None and self._number <= plan.last:
+            saved.freed = plan.freed[self._number]
+        return saved
+
+    def _gone(self, tensor: torch.Tensor, number: int) -> SavedTensor | None:
+        """A handle for a tensor that does not stay in memory; None if it stays."""
+        place = None
+        with unseen(), contextlib.suppress(RuntimeError, MemoryError, OSError):
+            place = self._place(tensor, number)
+        if place is None:
+            return None
+        saved = SavedTensor(tensor, self._saved.backward)
+        saved.lies_in(place)
+        saved.tensor = None
         return saved
 
     def start(self) -> None:
@@ -157,6 +195,8 @@ class EarlySpill:
         if known is not None and not known[1].expired() and known[2] == tensor._version:
             place = known[0]()
             if place is not None:
+                if self._plan is None and key in self._noted:
+                    self._again[number] = self._noted[key][1]
                 return place
         if key in self._kept:
             return None
@@ -166,7 +206,7 @@ class EarlySpill:
         elif (nbytes := plan.dropped.get(number) or plan.copied.get(number)) is None:
             return None
         elif nbytes != storage.nbytes():  # another step than the one that was planned
-            self._plan, self._steps, self._candidates = None, 0, []
+            self._plan, self._steps, self._candidates, self._again = None, 0, [], {}
             return None
         else:
             place = self._planned(tensor, storage, is_dropped=number in plan.dropped)
@@ -178,9 +218,10 @@ class EarlySpill:
     def _learned(self, tensor: torch.Tensor, storage: torch.UntypedStorage, number: int) -> Place | None:
         """Note the prices of a tensor, and take it out while the step is above its budget."""
         noted = self._noted.get(int(storage._cdata))
-        if noted is not None and not noted.expired():
+        if noted is not None and not noted[0].expired():
+            self._again[number] = noted[1]
             return None  # a storage that stays, saved once more
-        self._noted[int(storage._cdata)] = StorageWeakRef(storage)
+        self._noted[int(storage._cdata)] = (StorageWeakRef(storage), number)
         place = Place(storage, self._saved.backward)
         recipe = self._recipe(tensor, place)
         copy_seconds = self._copy_seconds(storage)
@@ -224,6 +265,7 @@ class EarlySpill:
         except OSError:
             self.failed = True
             raise
+        self._last_copied = self._number
         place.depth = 0
 
     @contextlib.contextmanager

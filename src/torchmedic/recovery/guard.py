@@ -6,6 +6,7 @@ random numbers gets the same numbers again.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.random_calls import draws, generator_states
-from torchmedic.recovery.workspaces import CONVOLUTIONS
+from torchmedic.recovery.workspaces import CONVOLUTIONS, Workspaces
 
 if TYPE_CHECKING:
     from torchmedic.recovery.session import Session
@@ -48,7 +49,7 @@ class Guard(TorchFunctionMode):
             if func is F.cross_entropy:
                 call = self._cross_entropy
             elif func in CONVOLUTIONS:
-                self._session.make_room_for_workspace(func, args, kwargs or {})
+                call = functools.partial(self._session.workspaces.convolution, func)
             elif draws(func):
                 self._session.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)
@@ -59,12 +60,14 @@ class Guard(TorchFunctionMode):
             has_run_graph = func in _RUN_GRAPHS and self._session.graphs_run != graphs
             if has_run_graph or not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                 raise
-            result = self._repeated(error, call, args, kwargs or {}, put_back)
-            if result is _FAILED:
+            result = self._repeated(error, func, call, args, kwargs or {}, put_back)
+            if result is not _FAILED:
+                return result
+            if func not in CONVOLUTIONS:
                 raise
-            return result
+        return self._with_any_kernel(func, args, kwargs or {})
 
-    def _repeated(self, error: BaseException, call: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
+    def _repeated(self, error: BaseException, func: Any, call: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
         """The result of the call, repeated with more room; `_FAILED` if no room could be made."""
         session = self._session
         started = time.monotonic()
@@ -74,27 +77,45 @@ class Guard(TorchFunctionMode):
                 session.refuse(session.phase, reason)
                 return _FAILED
             busy = frozenset(int(each.untyped_storage()._cdata) for each in strided(tensors_in((args, kwargs))))
-            rooms = session.room.rooms(error, busy, is_update=session.is_updating, least=session.parked_in_step)
+            rooms = session.room.rooms(
+                error, busy, is_update=session.is_updating, least=session.next_steps.parked_in_step
+            )
             for room in rooms:
                 if put_back is not None:
                     put_back()
                 try:
-                    session.in_parts.is_on |= call == self._cross_entropy
+                    session.in_parts.is_on |= func is F.cross_entropy
                     result = call(*args, **kwargs)
                 except Exception as again:
                     if not is_out_of_memory(again):
                         return _FAILED
                     continue
-                name = getattr(call, "__name__", "").lstrip("_")
                 means = "parts" if room.means == "retry" and session.in_parts.made(result) else room.means
-                session.recovered(session.phase, means, name, room.nbytes, time.monotonic() - started)
+                session.recovered(session.phase, means, _name(func), room.nbytes, time.monotonic() - started)
                 return result
-            session.refuse(session.phase, session.nothing_left())
+            if func not in CONVOLUTIONS:
+                session.refuse(session.phase, session.nothing_left())
         except KeyboardInterrupt:
             raise
         except Exception as failure:
             report_fault("recover.call", failure)
         return _FAILED
+
+    def _with_any_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A convolution that has no room for its workspace.
+
+        Raises:
+            OutOfMemoryError: In torch's own words: there is no room for the result either.
+        """
+        session = self._session
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            without_our_frame(error)
+            session.refuse(session.phase, session.nothing_left())
+            raise
+        session.recovered(session.phase, "kernel", _name(func), 0, 0.0)
+        return result
 
     def _cross_entropy(self, *args: Any, **kwargs: Any) -> Any:
         """The loss, in parts if memory has run out before."""
@@ -124,17 +145,24 @@ class Guard(TorchFunctionMode):
             self._session.bring_back(storage, busy)
 
 
-class LossInParts(TorchFunctionMode):
-    """Takes a loss apart, for a step that is computed again with the guard away."""
+class ReplayedCalls(TorchFunctionMode):
+    """Makes the calls of a step that is computed again as the guard would: losses in parts, no kernel by chance."""
 
-    def __init__(self, in_parts: CrossEntropyInParts) -> None:
+    def __init__(self, in_parts: CrossEntropyInParts, workspaces: Workspaces) -> None:
         super().__init__()
         self._in_parts = in_parts
+        self._workspaces = workspaces
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.cross_entropy and (loss := self._in_parts.result(args, kwargs or {})) is not None:
             return loss
+        if func in CONVOLUTIONS:
+            return self._workspaces.convolution(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", "")).lstrip("_")
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:

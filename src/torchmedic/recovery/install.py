@@ -27,6 +27,7 @@ from torchmedic.records.plain_text import visible
 from torchmedic.records.recovery import Recovery, Refusal, summary
 from torchmedic.recovery.backward import GuardedEngine
 from torchmedic.recovery.session import Level, Session
+from torchmedic.recovery.update_in_parts import foreach_updates, in_parts
 
 
 class Installation:
@@ -41,6 +42,8 @@ class Installation:
         self._set(Optimizer, "state_dict", _around_state_dict(session, Optimizer.state_dict))
         self._set(torch, "compile", _around_compile(session, torch.compile))
         self._set(context, "examining", _around_examining(session))
+        for module, name in list(foreach_updates()):
+            self._set(module, name, in_parts(getattr(module, name), lambda: session.is_up))
         depth = torch._C._len_torch_function_stack
         if containment.has_function_modes is depth:  # the lowest mode is ours, and hides nothing from a hook
             self._set(containment, "has_function_modes", lambda: depth() > session.is_up)

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+_NOTHING = contextlib.nullcontext()
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def unseen() -> contextlib.AbstractContextManager[Any]:
     """A context in which dispatch modes of the user's see no operation."""
-    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
+    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else _NOTHING
 
 
 @contextlib.contextmanager
@@ -26,9 +27,9 @@ def plainly() -> Iterator[None]:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is an ordinary one with a storage that can be parked."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or (tensor.requires_grad and tensor.is_leaf):
         return False
-    return tensor.device.type in ("cpu", "cuda") and not (tensor.is_leaf and tensor.requires_grad)
+    return (tensor.is_cuda or tensor.is_cpu) and tensor.layout is torch.strided
 
 
 def is_unshared(tensor: torch.Tensor) -> bool:

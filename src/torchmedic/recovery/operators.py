@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 _NODE = re.compile(r"(.+)Backward\d+")
 _OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar")
+
+
+class _Argument(NamedTuple):
+    """An argument in the schema of an operator. Torch takes a while to tell its type."""
+
+    name: str
+    kind: str
+    schema: Any
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind in ("Tensor", "Optional[Tensor]")
 
 
 class Operator:
@@ -20,7 +32,8 @@ class Operator:
         self.name = name
         self.saved = frozenset(each.removeprefix("_saved_") for each in dir(type(node)) if each.startswith("_saved_"))
         self.function = (self._overload(name) or self._overload(f"_{name}")) if name else None
-        self.arguments = list(self.function._schema.arguments) if self.function is not None else []
+        schema = self.function._schema.arguments if self.function is not None else []
+        self.arguments = [_Argument(each.name, str(each.type), each) for each in schema]
         same = getattr(torch.ops.aten, f"{name}_", None) if name else None
         self.in_place = None if self.function is None else getattr(same, self.function._overloadname, None)
 

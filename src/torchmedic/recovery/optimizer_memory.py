@@ -90,7 +90,7 @@ class OptimizerMemory:
         """The storages of some tensors that are out of memory."""
         found = {}
         for tensor in tensors:
-            if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.data_ptr():
                 storage = tensor.untyped_storage()
                 if int(storage._cdata) in self.out:
                     found[int(storage._cdata)] = storage

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.recovery.parking import Parked, ParkingSpace
 from torchmedic.recovery.pinned_copies import Arrival
 
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 class Backward:
     """What places must know about the backward passes that use them."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_room: Callable[[int], bool] = lambda _: False) -> None:
+        self.make_room = make_room  # for so many bytes, while a pass runs; says whether there is more now
         self.keeps_graph = False  # so nothing that is brought back may stay in memory until its node is gone
         self.order: list[weakref.ref[Place]] = []  # the places that were copied in this step, oldest first
         self._next = -1  # the place of that order to be fetched next: backward comes to the last one first
-        self.consumed = 0  # bytes that the pass has asked for: about half of them are free again
+        self.consumed = (
+            0  # bytes that were in memory before the pass, and that it needs no more: half are free at least
+        )
         self._spare = 0
 
     def begin(self, spare: int, *, keeps_graph: bool) -> None:
@@ -65,12 +69,10 @@ class Backward:
                 return
             self._next -= 1
 
-    def forget_ahead(self) -> None:
-        """Give up what was brought back before it is needed: there is no memory for what is needed now."""
-        for reference in self.order:
-            place = reference()
-            if place is not None:
-                place.unfetch()
+    def has_more_room(self, nbytes: int) -> bool:
+        """Give up what was brought back before it is needed, then park: there is no memory for what is needed now."""
+        fetched = [place for reference in self.order if (place := reference()) is not None and place.unfetch()]
+        return bool(fetched) or self.make_room(nbytes)
 
 
 class Place:
@@ -152,11 +154,12 @@ class Place:
             storage = self._arrival.storage()
             self.unfetch()
             return storage
-        try:
-            return source.new_storage()
-        except torch.OutOfMemoryError:
-            self._backward.forget_ahead()
-            return source.new_storage()
+        while True:
+            try:
+                return source.new_storage()
+            except RuntimeError as error:
+                if not is_out_of_memory(error) or not self._backward.has_more_room(self.nbytes):
+                    raise
 
     def fetch(self) -> bool:
         """Start to bring the contents back; False if there is no room for them yet."""
@@ -178,12 +181,14 @@ class Place:
         copies.ahead_bytes += self.nbytes
         return True
 
-    def unfetch(self) -> None:
-        """Let go of what `fetch` started."""
-        if self._arrival is not None:
-            self._arrival = None
-            if isinstance(self._source, Parked) and self._source.copies is not None:
-                self._source.copies.ahead_bytes -= self.nbytes
+    def unfetch(self) -> bool:
+        """Let go of what `fetch` started; whether it had."""
+        if self._arrival is None:
+            return False
+        self._arrival = None
+        if isinstance(self._source, Parked) and self._source.copies is not None:
+            self._source.copies.ahead_bytes -= self.nbytes
+        return True
 
     def __del__(self) -> None:
         if getattr(self, "_arrival", None) is not None:

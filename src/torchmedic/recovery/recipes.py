@@ -166,22 +166,21 @@ class Recipes:
         arguments: dict[str, Any] = {}
         is_guessed, edges = False, 0
         for argument in operator.arguments:
-            name, kind = argument.name, str(argument.type)
-            is_tensor = kind in ("Tensor", "Optional[Tensor]")
+            name, is_tensor = argument.name, argument.is_tensor
             edge, edges = edges, edges + is_tensor
             if name in _STATISTICS and getattr(node, "_saved_training", False):
                 arguments[name] = None
             elif name in operator.saved:
                 arguments[name] = self._kept(node, name) if is_tensor else getattr(node, f"_saved_{name}")
             elif is_tensor:
-                arguments[name] = self._from_edge(node, edge, calls - 1, shape, is_needed=kind == "Tensor")
+                arguments[name] = self._from_edge(node, edge, calls - 1, shape, is_needed=argument.kind == "Tensor")
             elif name in _WITHOUT_EFFECT:
                 arguments[name] = _WITHOUT_EFFECT[name]
             elif operator.name == "to_copy":
-                arguments[name] = dtype if name == "dtype" else _default(argument)
+                arguments[name] = dtype if name == "dtype" else _default(argument.schema)
             else:
                 is_guessed = True
-                arguments[name] = self._epsilon if name == "eps" else _default(argument)
+                arguments[name] = self._epsilon if name == "eps" else _default(argument.schema)
         described = [_described(each) for name, each in arguments.items() if name != "eps" or not is_guessed]
         if is_guessed:  # a guess holds for the calls of one layer, which its weight tells from others
             weight = arguments.get("weight")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,7 @@ _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
 _MAX_PIECES = 64  # smaller ones are parked only if that many are not enough
 _MAX_NODES = 200_000
+_NOTHING = torch.empty(0)
 _names: dict[type, tuple[str, ...]] = {}
 
 
@@ -36,6 +37,7 @@ class SavedTensor:
         "_kind",
         "_original",
         "_version",
+        "freed",
         "is_ahead",
         "place",
         "tensor",
@@ -45,9 +47,13 @@ class SavedTensor:
     def __init__(self, tensor: torch.Tensor, backward: Backward) -> None:
         # Without its graph: a node that saves its own result would keep itself alive.
         self._is_result = tensor.grad_fn is not None
-        self.tensor: torch.Tensor | None = tensor.detach() if self._is_result else tensor
+        self.tensor: torch.Tensor | None = tensor
+        if self._is_result:
+            with unseen():
+                self.tensor = tensor.detach()
         self.place: Place | None = None
         self.is_ahead = False  # whether backward needs copied tensors soon after this one
+        self.freed = 0  # bytes that are free again when backward comes to this tensor, as far as a plan knows
         self._backward = backward
         self._version = tensor._version
         self._original = weakref.ref(tensor)
@@ -86,7 +92,7 @@ class SavedTensor:
         """
         if SavedTensor.asked is not None:
             SavedTensor.asked.append(self)
-            return torch.empty(0, dtype=self.kind[0])
+            return _NOTHING
         living = self._original()
         if living is not None and living._version != self._version:
             raise RuntimeError(
@@ -96,6 +102,7 @@ class SavedTensor:
                 "compute its gradient, with torch.autograd.set_detect_anomaly(True)."
             )
         if self.is_ahead:
+            self._backward.consumed = max(self._backward.consumed, self.freed)
             self._backward.fetch_ahead()
         if self.tensor is not None:
             if self._is_result:  # parameters stay in memory
@@ -103,7 +110,6 @@ class SavedTensor:
             return self.tensor
         if self.place is None:
             return _gone(None)
-        self._backward.consumed += self.place.nbytes
         with unseen():
             return self.on(self.place.storage())
 
@@ -115,9 +121,9 @@ def unpack(saved: Any) -> Any:
 class SavedTensors:
     """The saved tensors of this process that have been taken from their graphs."""
 
-    def __init__(self, space: ParkingSpace) -> None:
+    def __init__(self, space: ParkingSpace, make_room: Callable[[int], bool] = lambda _: False) -> None:
         self._space = space
-        self.backward = Backward()
+        self.backward = Backward(make_room)
         self._sequence = 0  # of the node that a tensor is taken from
         self.ours: set[int] = set()  # numbers of nodes whose saved tensors our hooks have packed
         self._places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()

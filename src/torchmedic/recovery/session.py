@@ -22,6 +22,7 @@ from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.living_tensors import unseen
+from torchmedic.recovery.next_steps import NextSteps
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
@@ -35,8 +36,6 @@ Level = Literal["safe", "all"]
 _ALWAYS_GUARDED_UPDATES = 10
 _MIN_USED_SHARE = 0.5  # of some memory; below it, one step would have to need twice as much as all before
 _LOOK_SECONDS = 1.0
-_CALM_UPDATES = 100  # without an out-of-memory, after which less is parked in each step
-_MIN_BUDGET_BYTES = 1 << 20
 _KEPT_RANDOM_STATES = 8
 _NOTED_DRAWS = 2  # after each part of a step
 
@@ -49,7 +48,7 @@ class Session:
         self.context = context  # knows the step, for a backward pass that must be run again
         self.examining = context.examining  # as it was before `install` put a wrapper around it
         self.space = ParkingSpace(context.run)
-        self.saved = SavedTensors(self.space)
+        self.saved = SavedTensors(self.space, self._make_room_in_backward)
         self.recipes = Recipes(self.saved)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
@@ -69,10 +68,7 @@ class Session:
         self._is_update_safe = False
         self._is_lowered = False  # for an update
         self._compiles = False
-        self._early: EarlySpill | None = None
-        self.parked_in_step = 0
-        self._calm = 0
-        self._calm_wanted = _CALM_UPDATES
+        self.next_steps = NextSteps(self.early_spill)
 
     @property
     def phase(self) -> RecoveryPhase:
@@ -102,14 +98,9 @@ class Session:
         *,
         is_avoided: bool = False,
     ) -> None:
-        self._calm = 0
         keep_blocks_whole()  # the script may have set a limit since it made its optimizer
-        self.workspaces.watch()
-        self.in_parts.is_on |= means != "retry"
-        if means == "activations":
-            self.parked_in_step += nbytes
-        elif means == "recompute":  # the whole step was computed with so much out of memory
-            self.parked_in_step = max(self.parked_in_step, nbytes)
+        self.in_parts.is_on |= means not in ("retry", "kernel")
+        self.next_steps.recovered(phase, means, nbytes)
         recovery = Recovery(
             step=self.step,
             phase=phase,
@@ -118,7 +109,6 @@ class Session:
             bytes=nbytes,
             seconds=round(seconds, 3),
             is_avoided=is_avoided,
-            kernels_may_differ=self.workspaces.are_used,
         )
         self._tell(recovery)
 
@@ -137,18 +127,15 @@ class Session:
             if parked:
                 self.recovered("backward", "optimizer", "", parked, time.monotonic() - started, is_avoided=True)
 
-    @contained("recover.workspace")
-    def make_room_for_workspace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Park activations if a convolution would not find its workspace."""
+    def _make_room_in_backward(self, wanted: int) -> bool:
+        """Park activations while a backward pass runs; whether there is more room now."""
         started = time.monotonic()
-        missing = self.workspaces.missing(func, args, kwargs)
-        if missing:
-            busy = frozenset(int(each.untyped_storage()._cdata) for each in args[:2])
-            with unseen():
-                self.space.catch_up()
-                parked = self.room.park_saved(missing, busy)
-            if parked:
-                self.recovered("forward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
+        with unseen():
+            self.space.catch_up()
+            parked = self.room.park_saved(2 * wanted)
+        if parked:
+            self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
+        return bool(parked)
 
     def refuse(self, phase: RecoveryPhase, reason: str) -> None:
         self._tell(Refusal(step=self.step, phase=phase, reason=reason))
@@ -212,12 +199,13 @@ class Session:
             for storage in self.optimizers.living_out(gradients_only=True):
                 self.bring_back(storage, frozenset())
         self._updates += 1
-        self.workspaces.update_ended()
+        if refused := self.workspaces.refused_silently():
+            self.recovered("backward", "kernel", "convolution", refused, 0.0)
         self._plan()
         now = time.monotonic()
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:
             self._due = now + _LOOK_SECONDS
-            needed = bool(self.optimizers.out) or self._early is not None or used_share() >= _MIN_USED_SHARE
+            needed = bool(self.optimizers.out) or self.next_steps.are_short or used_share() >= _MIN_USED_SHARE
             if needed and not self._compiles:
                 self.raise_guard()
             else:
@@ -248,41 +236,22 @@ class Session:
     def close(self) -> None:
         for storage in self.optimizers.living_out():
             self.bring_back(storage, frozenset())
-        self._stop_early()
+        self.next_steps.stop()
         self.lower_guard()
 
     def _plan(self) -> None:
-        """Park early in the next steps what had to be parked in this one; park less after many calm steps."""
-        early = self._early
-        in_parts = self.in_parts.possible_bytes if self.in_parts.is_on else 0  # which the next step does not need
+        """Take out of memory early in the next step what had to be parked in the steps before."""
+        in_parts = self.in_parts.possible_bytes if self.in_parts.is_on else 0
         self.in_parts.next_step()
-        self.parked_in_step = max(self.parked_in_step - in_parts, 0)
-        if self.parked_in_step:
-            if early is not None:
-                early.budget += self.parked_in_step
-                self._calm_wanted *= 2
-            else:
-                self._early = self.early_spill(self.parked_in_step)
-            self.parked_in_step = 0
-        elif early is not None:
-            self._calm += 1
-            if self._calm >= self._calm_wanted:
-                self._calm = 0
-                early.budget //= 2
-                if early.budget < _MIN_BUDGET_BYTES:
-                    self._stop_early()
-        if self._early is not None:
-            self._early.next_step()
-            self._early.start()
+        if self.next_steps.plan(in_parts):
+            self.backward_room.failed()  # the next backward pass computes other tensors again
+        if self.next_steps.optimizer_bytes:
+            with unseen(), contextlib.suppress(OSError):  # caches stay: the next pass takes its memory from them
+                self.optimizers.park(self.next_steps.optimizer_bytes, frozenset(), gradients=False)
 
     def early_spill(self, budget: int) -> EarlySpill:
         """Takes so many bytes of saved tensors out of memory as they are saved."""
         return EarlySpill(self.saved, self.space, self.recipes, budget)
-
-    def _stop_early(self) -> None:
-        if self._early is not None:
-            self._early.rest()
-            self._early = None
 
     def _stop_copies(self) -> None:
         """End the copies of optimizer state for a look back: they are made unseen, and would read emptied storages."""
@@ -291,5 +260,5 @@ class Session:
     def forked(self) -> None:
         """A forked child trains nothing of the parent's."""
         with contextlib.suppress(Exception):
-            self._stop_early()
+            self.next_steps.stop()
             self.lower_guard()

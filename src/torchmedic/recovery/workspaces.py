@@ -1,17 +1,19 @@
-"""Room for the workspaces of convolutions on a device.
+"""Workspaces of convolutions on a device, none of which is refused silently in a forward pass.
 
 cuDNN looks for memory beside the result of a convolution: for copies of input and result in another layout. Where it
-gets none, it takes another kernel, with other last bits, and tells nobody. So the room is made before the call.
+gets none, torch takes another kernel, with other last bits, tells nobody, and keeps that kernel for all later calls of
+the same shape. But the allocator calls back when it refuses memory, and an exception that is raised there ends the
+convolution. So a convolution fails here before another kernel is taken, and can be repeated with more room.
 """
 
 from __future__ import annotations
 
-import math
+import threading
 from typing import Any
 
 import torch
 
-from torchmedic.recovery.room import UNUSABLE_SHARE, in_use_and_limit
+from torchmedic.observe.memory import cuda_refusals
 
 CONVOLUTIONS = frozenset(
     {
@@ -23,38 +25,51 @@ CONVOLUTIONS = frozenset(
         torch.conv_transpose3d,
     }
 )
-_TRANSPOSED = frozenset({torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d})
-_WATCHED_UPDATES = 5  # after the last out-of-memory: later steps find the same room
 
 
 class Workspaces:
-    """Watches the convolutions of the first steps, and of those after an out-of-memory."""
+    """Makes an exception of a refused workspace, and counts those that it cannot: in backward passes."""
 
     def __init__(self) -> None:
-        self.are_used = False  # a convolution was made on a device
-        self._left = _WATCHED_UPDATES
+        self._thread: int | None = None  # whose refusals are exceptions
+        self._silent: list[int] = []  # bytes that were refused
+        self._is_counted = False  # the last refusal
+        cuda_refusals.listen(self)
 
-    def watch(self) -> None:
-        """Memory has run out: the steps that follow are others than those before."""
-        self._left = _WATCHED_UPDATES
+    def refused(self, asked: int) -> None:
+        """The allocator has no memory.
 
-    def update_ended(self) -> None:
-        self._left -= 1
+        Raises:
+            OutOfMemoryError: The convolution that asked must not go on.
+        """
+        if self._thread == threading.get_ident():
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked / 2**20:.2f} MiB.")
+        node: Any = torch._C._current_autograd_node()
+        self._is_counted = node is not None and node.name().startswith("ConvolutionBackward")
+        if self._is_counted:
+            self._silent.append(asked)
 
-    def missing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """The bytes that are missing for the result of a convolution and its workspace."""
-        if self._left <= 0 or len(args) < 2 or not isinstance(args[0], torch.Tensor) or not args[0].is_cuda:
-            return 0
-        self.are_used = True
-        memory = in_use_and_limit(args[0].device)
-        if memory is None:
-            return 0
-        source, weight = args[0], args[1]
-        strides = args[3] if len(args) > 3 else kwargs.get("stride", 1)
-        factor = math.prod(strides) if isinstance(strides, tuple | list) else strides ** (weight.dim() - 2)
-        inputs, outputs = weight.shape[1] * (args[6] if len(args) > 6 else kwargs.get("groups", 1)), weight.shape[0]
-        result = source.nbytes * outputs // max(inputs * factor, 1)
-        if func in _TRANSPOSED:
-            result = source.nbytes * weight.shape[1] * factor // max(weight.shape[0], 1)
-        wanted = source.nbytes + 2 * (result + weight.nbytes) + int(UNUSABLE_SHARE * memory[1])
-        return max(int(wanted) - (memory[1] - memory[0]), 0)
+    def convolution(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """The result of a convolution with its workspace.
+
+        Raises:
+            OutOfMemoryError: There is no memory for the workspace, or for the result.
+        """
+        self._thread = threading.get_ident()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._thread = None
+
+    def was_raised(self) -> None:
+        """The last refusal has become an exception, as it does where no kernel is left to take."""
+        if self._is_counted:
+            self._silent.pop()
+            self._is_counted = False
+
+    def refused_silently(self) -> int:
+        """The bytes of the largest workspace that was refused since the last question: another kernel was taken."""
+        found = max(self._silent, default=0)
+        self._silent.clear()
+        self._is_counted = False
+        return found

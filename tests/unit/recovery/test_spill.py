@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchmedic.recovery import backward_room, early_spill, pinned_copies, workspaces
+from torchmedic.recovery import backward_room, early_spill, pinned_copies
 from torchmedic.recovery.backward_room import BackwardRoom
 from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
@@ -24,7 +24,6 @@ from torchmedic.recovery.places import Place
 from torchmedic.recovery.recipes import Recipes
 from torchmedic.recovery.room import RoomMaker
 from torchmedic.recovery.saved_tensors import SavedTensors
-from torchmedic.recovery.workspaces import Workspaces
 
 EVERYTHING = 1 << 60
 
@@ -285,7 +284,11 @@ def test_the_cheapest_tensors_go() -> None:
     plans = [early_spill._Plan(found, 1024 * budget, hidden_seconds=1.0) for budget in range(6)]
     assert [sorted(each.dropped) for each in plans] == [[], [2], [2, 5], [2, 5], [2, 3, 5], [2, 3, 5]]
     assert [sorted(each.copied) for each in plans] == [[], [], [], [1], [1], [1, 4]]
-    assert [each.last for each in plans] == [0, 2, 5, 5, 5, 5]
+    # Hooks are on as long as a tensor may go, or a copy may have to be brought back soon.
+    assert [each.last for each in plans] == [0, 2, 5, 25, 25, 28]
+    plan = early_spill._Plan(found, 1024, 0.0, {6: 2, 7: 3})
+    assert plan.involved == {2, 6}
+    assert [each // 1024 for each in plan.freed] == [4, 3, 3, 2, 1, 0, 0]
 
 
 def test_another_step_than_the_planned_one(dropped: list[int], tmp_path: Path) -> None:
@@ -300,25 +303,3 @@ def test_another_step_than_the_planned_one(dropped: list[int], tmp_path: Path) -
         spill.next_step()
         found = results(model, data[:rows], spill.active(), half=False)
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-
-
-class OnDevice(torch.Tensor):
-    is_cuda = True
-
-
-def test_room_for_the_workspace_of_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, weight = torch.empty(2, 3, 8, 8), torch.empty(6, 3, 3, 3)
-    on_device = source.as_subclass(OnDevice)
-    # The result and a copy of it in another layout, a copy of the input, and what is lost in small pieces.
-    wanted = source.nbytes + 2 * (source.nbytes * 2 + weight.nbytes) + 300
-    watched = Workspaces()
-    for free, missing in ((wanted, 0), (wanted - 1000, 1000)):
-        monkeypatch.setattr(workspaces, "in_use_and_limit", lambda _, free=free: (10_000 - free, 10_000))
-        assert watched.missing(torch.conv2d, (on_device, weight), {}) == missing
-    assert watched.missing(torch.conv2d, (source, weight), {}) == 0
-    for _ in range(5):
-        watched.update_ended()
-    assert watched.missing(torch.conv2d, (on_device, weight), {}) == 0
-    watched.watch()
-    assert watched.missing(torch.conv2d, (on_device, weight), {"stride": 2}) == 0
-    assert watched.missing(torch.conv2d, (on_device, weight), {}) == 1000

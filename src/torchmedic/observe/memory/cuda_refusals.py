@@ -7,14 +7,16 @@ backward pass that was running. Only numbers and names are kept: a reference to 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+import weakref
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from torchmedic.contained import contained
+from torchmedic.contained import contained, report_fault
 
 
 class Refusal(NamedTuple):
@@ -35,8 +37,16 @@ class Refusal(NamedTuple):
     time: float
 
 
+class Listener(Protocol):
+    """Is told of every refusal, on the thread that asked."""
+
+    def refused(self, asked: int) -> None:
+        """Memory of so many bytes was refused; an OutOfMemoryError that is raised here ends the call that asked."""
+
+
 _last: Refusal | None = None
 _attached = False
+_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def last_refusal() -> Refusal | None:
@@ -44,10 +54,17 @@ def last_refusal() -> Refusal | None:
     return _last
 
 
+@functools.cache
 def install() -> None:
     """Torch itself calls back, once, when it starts CUDA."""
     with contextlib.suppress(Exception):
         torch.cuda._lazy_call(_attach)
+
+
+def listen(listener: Listener) -> None:
+    """Tell a listener of the refusals, as long as it lives."""
+    install()
+    _listeners.add(listener)
 
 
 @contained("observe.out_of_memory")
@@ -64,6 +81,13 @@ def _refused(device: int, asked: int, total: int, free: int) -> None:
     """Called on the failing thread. A program whose allocations fail often must not be slowed down."""
     if not sys.is_finalizing():
         _note(device, asked, total, free)
+        for listener in list(_listeners):
+            try:
+                listener.refused(asked)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as fault:
+                report_fault("observe.out_of_memory", fault)
 
 
 @contained("observe.out_of_memory")

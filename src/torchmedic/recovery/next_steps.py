@@ -1,0 +1,89 @@
+"""What is taken out of memory early in the next steps, learned from what had to be parked in the steps before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchmedic.records.recovery import Means, RecoveryPhase
+from torchmedic.recovery.early_spill import EarlySpill
+
+_CALM_UPDATES = 100  # without an out-of-memory, after which less is taken out
+_MIN_BUDGET_BYTES = 1 << 20
+_MAX_GROWTH_BYTES = 1 << 30  # of the budget, beyond twice its size, after a step that was computed with all of it out
+
+
+class NextSteps:
+    """Saved tensors and optimizer state that do not stay in memory, as long as memory is short."""
+
+    def __init__(self, early_spill: Callable[[int], EarlySpill]) -> None:
+        self._early_spill = early_spill  # takes so many bytes of saved tensors out in each step
+        self.early: EarlySpill | None = None
+        self.optimizer_bytes = 0  # of state to park after each update, as the passes after it have no room
+        self._state_parked_in_step = self._state_parked_before = False
+        self.parked_in_step = 0  # bytes of saved tensors, beside those that go early
+        self._whole_step = 0  # bytes that were out of memory when the step was computed again
+        self._calm = 0
+        self._calm_wanted = _CALM_UPDATES
+
+    @property
+    def budget(self) -> int:
+        """The bytes of saved tensors that go in each step."""
+        return 0 if self.early is None else self.early.budget
+
+    @property
+    def are_short(self) -> bool:
+        return self.early is not None or bool(self.optimizer_bytes)
+
+    def recovered(self, phase: RecoveryPhase, means: Means, nbytes: int) -> None:
+        """Memory has run out, and so many bytes were taken out of it."""
+        self._calm = 0
+        if means in ("activations", "kernel"):  # a workspace that was refused was missing, too
+            self.parked_in_step += nbytes
+        elif means == "optimizer" and phase != "update":
+            self._state_parked_in_step = True
+            if self._state_parked_before:  # once can be the time before enough saved tensors go
+                self.optimizer_bytes = max(self.optimizer_bytes, nbytes)
+        elif means == "recompute":  # the whole step was computed with so much out of memory
+            self._whole_step = min(nbytes, 2 * self.budget + _MAX_GROWTH_BYTES)
+
+    def plan(self, saved_elsewhere: int) -> bool:
+        """A step is over: more goes in the next one if more had to, less after many calm steps.
+
+        Args:
+            saved_elsewhere: Bytes that the next step does not need any more, for other reasons.
+
+        Returns:
+            Whether other tensors than before go.
+        """
+        wanted = max(self.budget + max(self.parked_in_step - saved_elsewhere, 0), self._whole_step)
+        self.parked_in_step = self._whole_step = 0
+        self._state_parked_before |= self._state_parked_in_step
+        if wanted > self.budget:
+            if self.early is None:
+                self.early = self._early_spill(wanted)
+            else:
+                self.early.budget = wanted
+                self._calm_wanted *= 2
+        elif self.are_short:
+            self._calm += 1
+            if self._calm >= self._calm_wanted:
+                self._take_less()
+        if self.early is None:
+            return False
+        is_new = self.early.next_step()
+        self.early.start()
+        return is_new
+
+    def _take_less(self) -> None:
+        self._calm = 0
+        self.optimizer_bytes //= 2
+        if self.early is not None:
+            self.early.budget //= 2
+            if self.early.budget < _MIN_BUDGET_BYTES:
+                self.stop()
+
+    def stop(self) -> None:
+        """Let saved tensors stay in memory."""
+        if self.early is not None:
+            self.early.rest()
+            self.early = None
