@@ -30,12 +30,10 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 class Process:
     """A training loop that runs a block of steps when it is asked to."""
 
-    def __init__(self, kind: str, command: Sequence[str], folder: str) -> None:
+    def __init__(self, kind: str, command: Sequence[str]) -> None:
         self.kind = kind
         self.blocks: list[float] = []  # seconds per step
-        self._process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def answer(self) -> float:
         assert self._process.stdout is not None
@@ -78,9 +76,10 @@ def measure(
         warm: list[float] = []  # seconds of a step
         for number in range(processes):
             for kind in kinds:
-                watched = ["-m", "torchmedic", "run", "--output", f"run-{kind}-{number}"] if kind != "plain" else []
-                command = [sys.executable, *watched, *script, "--kind", kind]
-                started.append(Process(kind, command, folder))
+                watched = (
+                    ["-m", "torchmedic", "run", "--output", f"{folder}/{kind}-{number}"] if kind != "plain" else []
+                )
+                started.append(Process(kind, [sys.executable, *watched, *script, "--kind", kind]))
                 closing.callback(started[-1].close)
                 if device == "cpu":  # threads of two processes that spin would wait for each other
                     warm.append(started[-1].answer())
