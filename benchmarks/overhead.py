@@ -27,10 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpt import VOCABULARY, GPTLoss
+from loops import MODELS, Loop, mlp
 from measured_run import environment, save
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
@@ -40,98 +38,17 @@ from torchmedic.observe.step.blackbox import BlackBox
 SMALLEST_TARGET, TARGET = 1.02, 1.01
 FIRST_STEPS = 64  # in which the loop is checked
 MAX_FIRST_SECONDS = 30.0
-BATCHES = 64  # of a pass of the loader
 BLOCK_SECONDS = {"cpu": 0.03, "cuda": 0.25}
 SLOW_EVERY = 4  # rounds; one of them includes the slow tools
-
-Build = Callable[[str], tuple[nn.Module, torch.Tensor]]
-
-
-def mlp(device: str) -> tuple[nn.Module, torch.Tensor]:
-    layers = [nn.Linear(256, 256) if index % 2 == 0 else nn.ReLU() for index in range(7)]
-    return nn.Sequential(*layers), torch.randn(64, 256)
-
-
-def cnn(device: str) -> tuple[nn.Module, torch.Tensor]:
-    model = nn.Sequential(
-        *(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
-        *(nn.Flatten(), nn.Linear(64, 10)),
-    )
-    return model, torch.randn(32 if device == "cpu" else 256, 3, 32, 32)
-
-
-def transformer(device: str) -> tuple[nn.Module, torch.Tensor]:
-    width, batch, length = (256, 8, 64) if device == "cpu" else (1024, 16, 512)
-    layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.1, batch_first=True)
-    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(batch, length, width)
-
-
-def gpt(size: str) -> Build:
-    def build(device: str) -> tuple[nn.Module, torch.Tensor]:
-        length = 1024
-        return GPTLoss(size, length, device), torch.randint(0, VOCABULARY, (8, length + 1))
-
-    build.__name__ = size
-    return build
-
-
-MODELS: dict[str, tuple[Build, ...]] = {
-    "cpu": (cnn, transformer),
-    "cuda": (gpt("gpt2-124m"), gpt("gpt2-350m")),
-}
-
-
-class Loop:
-    """An ordinary training loop."""
-
-    def __init__(self, build: Build, device: str, clock: Callable[[], float], *, loads: bool = False) -> None:
-        torch.manual_seed(0)
-        self.name = build.__name__ + (", DataLoader" if loads else "")
-        self.clock = clock
-        model, batch = build(device)
-        self.model, self.batch, self.device = model.to(device), batch.to(device), device
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self._loader = DataLoader(TensorDataset(batch.repeat(BATCHES, 1)), batch_size=len(batch)) if loads else None
-        self._batches: Iterator[Any] = iter(())
-
-    def _next_batch(self) -> torch.Tensor:
-        if self._loader is None:
-            return self.batch
-        try:
-            batch: torch.Tensor = next(self._batches)[0]
-        except StopIteration:
-            self._batches = iter(self._loader)
-            batch = next(self._batches)[0]
-        return batch.to(self.device)
-
-    def block(self, steps: int) -> float:
-        """Seconds per step."""
-        self._wait()
-        started = self.clock()
-        for _ in range(steps):
-            batch = self._next_batch()
-            self.optimizer.zero_grad()
-            output = self.model(batch)
-            loss = output if output.dim() == 0 else output.square().mean()
-            loss.backward()
-            self.optimizer.step()
-        self._wait()
-        return (self.clock() - started) / steps
-
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
 
 
 @contextlib.contextmanager
 def watching(agent: Agent) -> Iterator[None]:
     """Run under torchmedic, without effects of its absence in between."""
     agent.hooks.install()
-    # The budgets of checks are a share of the watched time.
     away = time.monotonic() - _away[-1]
-    agent.finite._time._started += away
-    agent.finite.memory._started += away
+    for account in agent.budget.accounts().values():
+        account._at += away  # a share of the watched time is spent
     agent.clock._step_closed = None
     try:
         yield

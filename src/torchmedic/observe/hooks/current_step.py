@@ -2,7 +2,7 @@
 
 A step of a small model takes some milliseconds, most of it spent on launching kernels; to note everything that a
 replay might want would be felt there. After some hundred such steps one is noted in full every 160 milliseconds, and at
-least one in 64. In the others the batch and the loss are kept, and on the CPU the gradients are looked at as ever. Only
+least one in 64; of somewhat longer steps, every second or third one. In the others the batch and the loss are kept, and on the CPU the gradients are looked at as ever. Only
 the random state and the variables that a step starts from are not known, so that nobody puts back stale ones. On a
 device that is read late, the losses of these steps are read together: what is bad is noticed some dozen steps later,
 and traced to its own step all the same.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from math import ceil
 from types import FrameType
 from typing import Any, ParamSpec
 
@@ -35,6 +36,7 @@ P = ParamSpec("P")
 
 _MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
 _MAX_SHORT_SECONDS = 0.015  # of a step that counts as short: to note a step in full takes a hundredth of that
+_MIN_LONG_SECONDS = 0.03  # of steps that are all noted in full: that takes half a percent
 _MAX_STILL_SHORT_SECONDS = 0.025  # in a run that is known to have short steps: a busy machine changes nothing about it
 _MIN_STEPS = 300  # before a run is known to have short steps
 _SECONDS_BETWEEN_FULL = 0.16  # between two short steps that are noted in full, but
@@ -149,11 +151,12 @@ class ShortSteps:
         clock = self._clock
         if clock.step >= self.next_full:
             usual = clock.usual_step
-            self._most = _MAX_STILL_SHORT_SECONDS if usual < self._most else _MAX_SHORT_SECONDS
-            every = min(_MAX_STEPS_BETWEEN_FULL, int(_SECONDS_BETWEEN_FULL / max(usual, 1e-6)))
-            self.next_full = clock.step + every
+            is_short = usual < self._most
+            self._most = _MAX_STILL_SHORT_SECONDS if is_short else _MAX_SHORT_SECONDS
+            seconds = _SECONDS_BETWEEN_FULL if is_short else _MIN_LONG_SECONDS
+            self.next_full = clock.step + min(_MAX_STEPS_BETWEEN_FULL, ceil(seconds / max(usual, 1e-6)))
             return False
-        return clock.usual_step < self._most and clock.step > _MIN_STEPS and not self._finite.losses.alarm
+        return clock.usual_step < _MIN_LONG_SECONDS and clock.step > _MIN_STEPS and not self._finite.losses.alarm
 
     def begin(self) -> None:
         self._notes.forget()
