@@ -170,9 +170,13 @@ def main() -> None:
         return
     for model in args.models:
         found = measure(
-            *(model, args.device),
-            **dict(loads=args.loads, processes=args.processes, seconds=args.seconds),
-            **dict(clock=args.clock, kinds=args.kinds),
+            model,
+            args.device,
+            loads=args.loads,
+            processes=args.processes,
+            seconds=args.seconds,
+            clock=args.clock,
+            kinds=args.kinds,
         )
         plain = low(found["plain"])
         for kind, values in found.items():

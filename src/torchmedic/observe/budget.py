@@ -1,9 +1,9 @@
 """The time that checks may take of a run: an account for each kind of check, all of them on one clock.
 
 The shares of the accounts add up to 0.35 % of the run's time, 0.3 % on the CPU. The steps that are noted in full
-(`hooks/current_step.py`) take 0.5 % at most beside them. An account begins full. What is not spent is saved only until the account is full again:
-a pause, or a phase of cheap steps, does not buy a burst of checks later. An account may be overdrawn by the last check
-that it was charged for, and has to recover before the next one.
+(`hooks/current_step.py`) take 0.5 % at most beside them. An account begins full. What is not spent is saved only until
+the account is full again: a pause, or a phase of cheap steps, does not buy a burst of checks later. An account may be
+overdrawn by the last check that it was charged for, and has to recover before the next one.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A step of a small model takes some milliseconds, most of it spent on launching kernels; to note everything that a
 replay might want would be felt there. After some hundred such steps one is noted in full every 160 milliseconds, and at
-least one in 64; of somewhat longer steps, every second or third one. In the others the batch and the loss are kept, and on the CPU the gradients are looked at as ever. Only
-the random state and the variables that a step starts from are not known, so that nobody puts back stale ones. On a
-device that is read late, the losses of these steps are read together: what is bad is noticed some dozen steps later,
-and traced to its own step all the same.
+least one in 64; of somewhat longer steps, every second one. In the others the batch and the loss are kept, and on the
+CPU the gradients are looked at as ever. Only the random state and the variables that a step starts from are not known,
+so that nobody puts back stale ones. On a device that is read late, the losses of these steps are read together: what is
+bad is noticed some dozen steps later, and traced to its own step all the same.
 """
 
 from __future__ import annotations
