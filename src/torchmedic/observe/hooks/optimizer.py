@@ -198,12 +198,11 @@ class OptimizerHooks:
             standstill.stepped(optimizer, clock.step)
         if step.habits.awake:
             step.habits.step_ended(optimizer, stepped=stepped)
-        was_thin, step.is_sampled_out = step.is_sampled_out, not step.habits.awake and step.short_steps.applies()
+        step.is_sampled_out = not step.habits.awake and step.short_steps.applies()
         if step.is_sampled_out:
             step.short_steps.begin()
             self._forward.forget()
-            if was_thin:
-                step.fast.begin(optimizer)
+            step.fast.begin(optimizer)
             return
         clock.leave()
         if step.checkup is not None and step.checkup.on:
