@@ -2,8 +2,9 @@
 
 All are measured in one process, in short alternating blocks, and compared block by block, so that changes in the speed
 of the machine cancel. The check-up of the first steps is over by then; what it costs is a column of its own. Start-up
-is measured by starting processes, also alternating. `--ablate` switches off one part of torchmedic at a time, on the
-smallest model with and without a DataLoader, and prints the cost of each.
+is measured by starting processes, also alternating. The column `processes` is the second way: processes that never
+change their hooks, as `turns.py` describes. `--ablate` switches off one part of torchmedic at a time, and prints the
+cost of each; `shares.py` adds up the processor's time of each part.
 
     python benchmarks/overhead.py [--device cuda] [--clock cpu] [--output NAME] [--ablate]
 """
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import turns
 from loops import MODELS, Loop, mlp
 from measured_run import environment, save
 
@@ -146,7 +148,15 @@ def first_steps(loop: Loop, agent: Agent) -> float:
     return statistics.fmean(taken) / plain
 
 
-def compare(loop: Loop, agent: Agent, seconds: float, target: float) -> dict[str, Any]:
+def in_processes(loop: Loop, processes: int, seconds: float) -> dict[str, float]:
+    model, _, loads = loop.name.partition(", ")
+    clock = next(name for name, clock in turns.CLOCKS.items() if clock is loop.clock)
+    taken = turns.measure(model, loop.device, loads=bool(loads), processes=processes, seconds=seconds, clock=clock)
+    plain, watched = turns.low(taken["plain"]), turns.low(taken["torchmedic"])
+    return {"processes_plain_ms": round(plain * 1e3, 3), "processes_ratio": round(watched / plain, 4)}
+
+
+def compare(loop: Loop, agent: Agent, seconds: float, target: float, processes: int) -> dict[str, Any]:
     loop.block(20 if loop.device == "cpu" else 5)
     first = first_steps(loop, agent)
     modes = tools(loop, agent)
@@ -167,6 +177,7 @@ def compare(loop: Loop, agent: Agent, seconds: float, target: float) -> dict[str
         "anomaly_ratio": round(found["anomaly"], 2),
         **{f"{mode}_ratio": round(found[mode], 2) for mode in modes if mode in ("debug_mode", "underflow_overflow")},
         "own_us_per_step": round((found["torchmedic"] - 1) * plain * 1e6, 1),
+        **(in_processes(loop, processes, seconds) if processes else {}),
         "rounds": rounds,
         "failed": failed,
         "target": target,
@@ -273,6 +284,7 @@ def main() -> None:
         help="cpu: the processor time of this process, for a machine that others work on too",
     )
     parser.add_argument("--starts", type=int, help="of Python; 7, on cuda 3")
+    parser.add_argument("--processes", type=int, default=4, help="with and without torchmedic that take turns")
     parser.add_argument("--output", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
     args = parser.parse_args()
     on_card = args.device == "cuda"
@@ -294,10 +306,13 @@ def main() -> None:
             return
         # This file counts as a user's file, and the black box is written.
         rows = [
-            compare(Loop(mlp, args.device, clock, loads=loads), agent, seconds, SMALLEST_TARGET)
+            compare(Loop(mlp, args.device, clock, loads=loads), agent, seconds, SMALLEST_TARGET, args.processes)
             for loads in (False, True)
         ]
-        rows += [compare(Loop(build, args.device, clock), agent, seconds, TARGET) for build in MODELS[args.device]]
+        rows += [
+            compare(Loop(build, args.device, clock), agent, seconds, TARGET, args.processes)
+            for build in MODELS[args.device]
+        ]
         write = write_microseconds(folder)
     result = {
         **environment("cuda" if args.device == "cuda" else f"cpu, {os.cpu_count()} cores"),
@@ -311,12 +326,17 @@ def main() -> None:
     save(args.output, result, "Overhead of the healthy path", text)
 
 
+def processes(row: dict[str, Any]) -> str:
+    return f"{row['processes_ratio']:.3f}x" if "processes_ratio" in row else "-"
+
+
 def table(result: dict[str, object]) -> str:
     rows = result["steps"]
     assert isinstance(rows, list)
     others = {"debug_mode_ratio": "DebugMode", "underflow_overflow_ratio": "DebugUnderflowOverflow"}
     others = {key: title for key, title in others.items() if any(key in row for row in rows)}
-    titles = ["model", "plain, ms", "torchmedic", "target", "first 64 steps", "detect_anomaly", *others.values()]
+    titles = ["model", "plain, ms", "torchmedic", "processes", "target", "first 64 steps", "detect_anomaly"]
+    titles += others.values()
     lines = [
         "| " + " | ".join([*titles, "torchmedic's own, us a step"]) + " |",
         "|" + "---|" * (len(titles) + 1),
@@ -325,7 +345,8 @@ def table(result: dict[str, object]) -> str:
         cells = [f"{row[key]:.2f}x" if key in row else "-" for key in others]
         cells = [f"{row['first_steps_ratio']:.2f}x", f"{row['anomaly_ratio']:.2f}x", *cells]
         lines.append(
-            f"| {row['model']} | {row['plain_ms']:.2f} | {row['torchmedic_ratio']:.3f}x | {row['target']:.2f}x "
+            f"| {row['model']} | {row['plain_ms']:.2f} | {row['torchmedic_ratio']:.3f}x | {processes(row)} "
+            f"| {row['target']:.2f}x "
             f"| {' | '.join(cells)} | {row['own_us_per_step']:.0f} |"
         )
     start_up = result["start_up_s"]
