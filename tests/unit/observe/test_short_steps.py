@@ -114,7 +114,7 @@ def test_a_bad_gradient_is_not_fine(bias: bool, bad: float) -> None:
 def test_a_large_gradient_is_looked_at_again_and_found_good() -> None:
     optimizer = trained(nn.Linear(4, 4))
     witness = cheapest_witness(optimizer)
-    optimizer.param_groups[0]["params"][1].grad.fill_(3e38)  # its square is infinite
+    optimizer.param_groups[0]["params"][1].grad.fill_(3e38)  # the sum is infinite
     assert not is_fine(optimizer, witness)
     assert not is_bad_witness(optimizer, witness)
 

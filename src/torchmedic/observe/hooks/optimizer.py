@@ -104,21 +104,18 @@ class OptimizerHooks:
         fast = self._fast
         if fast.on:
             step = self._step
-            if (callback := containment.step_aside(None)) is not None:
+            finite = step.finite
+            if step.clock.step >= fast.until or id(optimizer) != fast.optimizer or kwargs or len(args) > 1:
+                pass  # somebody waits for this step, or it has a closure
+            elif finite.losses.late.held:  # nothing can be known now, and nothing is asked
+                finite.steps += 1
+                self.has_begun = True
+                return
+            elif (callback := containment.step_aside(None)) is not None:
                 containment.step_aside(callback)  # below a compiled function
-            elif not (
-                step.clock.step >= fast.until
-                or id(optimizer) != fast.optimizer
-                or kwargs
-                or len(args) > 1  # a closure
-                or in_functorch()
-                or dispatch_modes()
-                or function_modes()
-                or is_profiling()
-            ):
-                finite = step.finite
+            elif not (in_functorch() or dispatch_modes() or function_modes() or is_profiling()):
                 try:
-                    if finite.losses.late.held or is_fine(optimizer, fast.witness):
+                    if is_fine(optimizer, fast.witness):
                         finite.steps += 1
                         self.has_begun = True
                         return
