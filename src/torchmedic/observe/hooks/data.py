@@ -42,7 +42,8 @@ class DataHooks:
             if fast.on:
                 try:
                     current = batches.last_pass
-                    if current is not None and current.iterator() is owner and current.sampling is owner._sampler_iter:
+                    sampling = getattr(owner, "_sampler_iter", None)
+                    if current is not None and current.iterator() is owner and current.sampling is sampling:
                         current.pending.append(index)
                         return index
                 except Exception as error:
