@@ -24,7 +24,8 @@ from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
 
-FIRST_STEPS = 400  # after which short steps are known to be short, and the check-up is over
+FIRST_STEPS = 400  # after which short steps are known to be short, and the check-up is over, but
+MAX_FIRST_SECONDS = 30.0
 
 
 class Clock:
@@ -72,7 +73,11 @@ class Clock:
 
 
 def measure(agent: Agent, clock: Clock, loop: Loop, steps: int) -> str:
-    loop.block(FIRST_STEPS)
+    end = time.monotonic() + MAX_FIRST_SECONDS
+    for _ in range(FIRST_STEPS):
+        loop.block(1)
+        if time.monotonic() > end:
+            break
     clock.spent.clear()
     before = {name: account.spent for name, account in agent.budget.accounts().items()}
     elapsed, started = time.monotonic(), time.thread_time()

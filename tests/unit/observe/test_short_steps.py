@@ -20,10 +20,11 @@ from torchmedic.observe.step.step_notes import StepNotes
 BAD = (math.nan, math.inf, -math.inf)
 
 
-def full_steps(seconds: float, count: int, alarm: int = 0) -> list[int]:
+def full_steps(seconds: float, count: int, alarm: int = 0, *, is_late: bool = False) -> list[int]:
     """The steps of a run that are noted in full, if each takes so long."""
     clock: Any = SimpleNamespace(step=0, usual_step=seconds)
-    finite: Any = SimpleNamespace(losses=SimpleNamespace(alarm=alarm))
+    losses = SimpleNamespace(alarm=alarm, late=SimpleNamespace(are_usual=is_late))
+    finite: Any = SimpleNamespace(losses=losses)
     short_steps = ShortSteps(clock, StepNotes(), finite)
     found = []
     for step in range(count):
@@ -39,23 +40,28 @@ def test_one_of_many_short_steps_is_noted_in_full() -> None:
     assert {later - step for step, later in pairwise(noted[301:])} == {64}
 
 
-@pytest.mark.parametrize(("seconds", "between"), [(0.0001, 64), (0.005, 32), (0.01, 16), (0.02, 2)])
+@pytest.mark.parametrize(("seconds", "between"), [(0.0001, 64), (0.005, 32), (0.01, 16), (0.02, 3), (0.04, 2)])
 def test_the_longer_the_step_the_more_are_noted(seconds: float, between: int) -> None:
     noted = full_steps(seconds, 2000)[302:]
     assert {later - step for step, later in pairwise(noted)} == {between}
 
 
-@pytest.mark.parametrize(("seconds", "alarm"), [(0.03, 0), (1.0, 0), (0.001, 5)])
+@pytest.mark.parametrize(("seconds", "alarm"), [(0.06, 0), (1.0, 0), (0.001, 5)])
 def test_long_steps_and_steps_with_an_alarm_are_all_noted(seconds: float, alarm: int) -> None:
     assert full_steps(seconds, 1000, alarm) == list(range(1000))
 
 
+def test_on_a_late_device_only_very_short_steps_are_left_out() -> None:
+    assert full_steps(0.03, 1000, is_late=True) == list(range(1000))
+    assert len(full_steps(0.01, 1000, is_late=True)) < 400
+
+
 def test_a_run_that_becomes_slow_is_noted_in_full_at_once() -> None:
     clock: Any = SimpleNamespace(step=1000, usual_step=0.001)
-    finite: Any = SimpleNamespace(losses=SimpleNamespace(alarm=0))
+    finite: Any = SimpleNamespace(losses=SimpleNamespace(alarm=0, late=SimpleNamespace(are_usual=False)))
     short_steps = ShortSteps(clock, StepNotes(), finite)
     assert [short_steps.applies() for clock.step in (1000, 1001, 1002)] == [False, True, True]
-    clock.usual_step = 0.04
+    clock.usual_step = 0.08
     assert not short_steps.applies()
 
 
