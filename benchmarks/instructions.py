@@ -200,19 +200,19 @@ def settle(agent: Any, *, short: bool) -> None:
     """The state after many steps, with no scheduled work left."""
     from torchmedic.observe.hooks import current_step
 
-    current_step._MAX_SHORT_SECONDS = current_step._MAX_STILL_SHORT_SECONDS = agent.step.short_steps._most = (
-        math.inf if short else 0.0
-    )
+    longest = math.inf if short else 0.0
+    current_step._MAX_SHORT_SECONDS = current_step._MAX_STILL_SHORT_SECONDS = current_step._MIN_LONG_SECONDS = longest
+    agent.step.short_steps._most = longest
     agent.step.is_sampled_out = False
     agent.step.fast.leave()
     agent.step.fast._not_before = 0
     agent.step.short_steps.next_full = math.inf if short else 0
     agent.clock.step = 10_000 * ROUND + 1
     agent.clock.gauge.due = math.inf
-    agent.finite._time._spent = math.inf
+    for account in agent.budget.accounts().values():
+        account.spend(math.inf)
     agent.leaks.stop()
     agent.step.curves.due = math.inf
-    agent.finite.memory._spent = math.inf
     agent.finite.memory._in_any_case = 0
     agent.rewind.give_up()
 

@@ -2,8 +2,9 @@
 
 All are measured in one process, in short alternating blocks, and compared block by block, so that changes in the speed
 of the machine cancel. The check-up of the first steps is over by then; what it costs is a column of its own. Start-up
-is measured by starting processes, also alternating. `--ablate` switches off one part of torchmedic at a time, on the
-smallest model with and without a DataLoader, and prints the cost of each.
+is measured by starting processes, also alternating. The column `processes` is the second way: processes that never
+change their hooks, as `turns.py` describes. `--ablate` switches off one part of torchmedic at a time, and prints the
+cost of each; `shares.py` adds up the processor's time of each part.
 
     python benchmarks/overhead.py [--device cuda] [--clock cpu] [--output NAME] [--ablate]
 """
@@ -27,10 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpt import VOCABULARY, GPTLoss
+import turns
+from loops import MODELS, Loop, mlp
 from measured_run import environment, save
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
@@ -40,98 +40,17 @@ from torchmedic.observe.step.blackbox import BlackBox
 SMALLEST_TARGET, TARGET = 1.02, 1.01
 FIRST_STEPS = 64  # in which the loop is checked
 MAX_FIRST_SECONDS = 30.0
-BATCHES = 64  # of a pass of the loader
 BLOCK_SECONDS = {"cpu": 0.03, "cuda": 0.25}
 SLOW_EVERY = 4  # rounds; one of them includes the slow tools
-
-Build = Callable[[str], tuple[nn.Module, torch.Tensor]]
-
-
-def mlp(device: str) -> tuple[nn.Module, torch.Tensor]:
-    layers = [nn.Linear(256, 256) if index % 2 == 0 else nn.ReLU() for index in range(7)]
-    return nn.Sequential(*layers), torch.randn(64, 256)
-
-
-def cnn(device: str) -> tuple[nn.Module, torch.Tensor]:
-    model = nn.Sequential(
-        *(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
-        *(nn.Flatten(), nn.Linear(64, 10)),
-    )
-    return model, torch.randn(32 if device == "cpu" else 256, 3, 32, 32)
-
-
-def transformer(device: str) -> tuple[nn.Module, torch.Tensor]:
-    width, batch, length = (256, 8, 64) if device == "cpu" else (1024, 16, 512)
-    layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.1, batch_first=True)
-    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(batch, length, width)
-
-
-def gpt(size: str) -> Build:
-    def build(device: str) -> tuple[nn.Module, torch.Tensor]:
-        length = 1024
-        return GPTLoss(size, length, device), torch.randint(0, VOCABULARY, (8, length + 1))
-
-    build.__name__ = size
-    return build
-
-
-MODELS: dict[str, tuple[Build, ...]] = {
-    "cpu": (cnn, transformer),
-    "cuda": (gpt("gpt2-124m"), gpt("gpt2-350m")),
-}
-
-
-class Loop:
-    """An ordinary training loop."""
-
-    def __init__(self, build: Build, device: str, clock: Callable[[], float], *, loads: bool = False) -> None:
-        torch.manual_seed(0)
-        self.name = build.__name__ + (", DataLoader" if loads else "")
-        self.clock = clock
-        model, batch = build(device)
-        self.model, self.batch, self.device = model.to(device), batch.to(device), device
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self._loader = DataLoader(TensorDataset(batch.repeat(BATCHES, 1)), batch_size=len(batch)) if loads else None
-        self._batches: Iterator[Any] = iter(())
-
-    def _next_batch(self) -> torch.Tensor:
-        if self._loader is None:
-            return self.batch
-        try:
-            batch: torch.Tensor = next(self._batches)[0]
-        except StopIteration:
-            self._batches = iter(self._loader)
-            batch = next(self._batches)[0]
-        return batch.to(self.device)
-
-    def block(self, steps: int) -> float:
-        """Seconds per step."""
-        self._wait()
-        started = self.clock()
-        for _ in range(steps):
-            batch = self._next_batch()
-            self.optimizer.zero_grad()
-            output = self.model(batch)
-            loss = output if output.dim() == 0 else output.square().mean()
-            loss.backward()
-            self.optimizer.step()
-        self._wait()
-        return (self.clock() - started) / steps
-
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
 
 
 @contextlib.contextmanager
 def watching(agent: Agent) -> Iterator[None]:
     """Run under torchmedic, without effects of its absence in between."""
     agent.hooks.install()
-    # The budgets of checks are a share of the watched time.
     away = time.monotonic() - _away[-1]
-    agent.finite._time._started += away
-    agent.finite.memory._started += away
+    for account in agent.budget.accounts().values():
+        account._at += away  # a share of the watched time is spent
     agent.clock._step_closed = None
     try:
         yield
@@ -229,7 +148,15 @@ def first_steps(loop: Loop, agent: Agent) -> float:
     return statistics.fmean(taken) / plain
 
 
-def compare(loop: Loop, agent: Agent, seconds: float, target: float) -> dict[str, Any]:
+def in_processes(loop: Loop, processes: int, seconds: float) -> dict[str, float]:
+    model, _, loads = loop.name.partition(", ")
+    clock = next(name for name, clock in turns.CLOCKS.items() if clock is loop.clock)
+    taken = turns.measure(model, loop.device, loads=bool(loads), processes=processes, seconds=seconds, clock=clock)
+    plain, watched = turns.low(taken["plain"]), turns.low(taken["torchmedic"])
+    return {"processes_plain_ms": round(plain * 1e3, 3), "processes_ratio": round(watched / plain, 4)}
+
+
+def compare(loop: Loop, agent: Agent, seconds: float, target: float, processes: int) -> dict[str, Any]:
     loop.block(20 if loop.device == "cpu" else 5)
     first = first_steps(loop, agent)
     modes = tools(loop, agent)
@@ -250,6 +177,7 @@ def compare(loop: Loop, agent: Agent, seconds: float, target: float) -> dict[str
         "anomaly_ratio": round(found["anomaly"], 2),
         **{f"{mode}_ratio": round(found[mode], 2) for mode in modes if mode in ("debug_mode", "underflow_overflow")},
         "own_us_per_step": round((found["torchmedic"] - 1) * plain * 1e6, 1),
+        **(in_processes(loop, processes, seconds) if processes else {}),
         "rounds": rounds,
         "failed": failed,
         "target": target,
@@ -356,6 +284,7 @@ def main() -> None:
         help="cpu: the processor time of this process, for a machine that others work on too",
     )
     parser.add_argument("--starts", type=int, help="of Python; 7, on cuda 3")
+    parser.add_argument("--processes", type=int, default=4, help="with and without torchmedic that take turns")
     parser.add_argument("--output", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
     args = parser.parse_args()
     on_card = args.device == "cuda"
@@ -377,10 +306,13 @@ def main() -> None:
             return
         # This file counts as a user's file, and the black box is written.
         rows = [
-            compare(Loop(mlp, args.device, clock, loads=loads), agent, seconds, SMALLEST_TARGET)
+            compare(Loop(mlp, args.device, clock, loads=loads), agent, seconds, SMALLEST_TARGET, args.processes)
             for loads in (False, True)
         ]
-        rows += [compare(Loop(build, args.device, clock), agent, seconds, TARGET) for build in MODELS[args.device]]
+        rows += [
+            compare(Loop(build, args.device, clock), agent, seconds, TARGET, args.processes)
+            for build in MODELS[args.device]
+        ]
         write = write_microseconds(folder)
     result = {
         **environment("cuda" if args.device == "cuda" else f"cpu, {os.cpu_count()} cores"),
@@ -394,12 +326,17 @@ def main() -> None:
     save(args.output, result, "Overhead of the healthy path", text)
 
 
+def processes(row: dict[str, Any]) -> str:
+    return f"{row['processes_ratio']:.3f}x" if "processes_ratio" in row else "-"
+
+
 def table(result: dict[str, object]) -> str:
     rows = result["steps"]
     assert isinstance(rows, list)
     others = {"debug_mode_ratio": "DebugMode", "underflow_overflow_ratio": "DebugUnderflowOverflow"}
     others = {key: title for key, title in others.items() if any(key in row for row in rows)}
-    titles = ["model", "plain, ms", "torchmedic", "target", "first 64 steps", "detect_anomaly", *others.values()]
+    titles = ["model", "plain, ms", "torchmedic", "processes", "target", "first 64 steps", "detect_anomaly"]
+    titles += others.values()
     lines = [
         "| " + " | ".join([*titles, "torchmedic's own, us a step"]) + " |",
         "|" + "---|" * (len(titles) + 1),
@@ -408,7 +345,8 @@ def table(result: dict[str, object]) -> str:
         cells = [f"{row[key]:.2f}x" if key in row else "-" for key in others]
         cells = [f"{row['first_steps_ratio']:.2f}x", f"{row['anomaly_ratio']:.2f}x", *cells]
         lines.append(
-            f"| {row['model']} | {row['plain_ms']:.2f} | {row['torchmedic_ratio']:.3f}x | {row['target']:.2f}x "
+            f"| {row['model']} | {row['plain_ms']:.2f} | {row['torchmedic_ratio']:.3f}x | {processes(row)} "
+            f"| {row['target']:.2f}x "
             f"| {' | '.join(cells)} | {row['own_us_per_step']:.0f} |"
         )
     start_up = result["start_up_s"]

@@ -144,8 +144,7 @@ def serve() -> None:
 
     import torchmedic
     from torchmedic import records
-    from torchmedic.observe.heap import growth_watch
-    from torchmedic.observe.numbers import late_norms
+    from torchmedic.observe import budget
     from torchmedic.report.html import page
     from torchmedic.source.user_code import is_user_file
 
@@ -155,8 +154,7 @@ def serve() -> None:
     for found in pkgutil.walk_packages(torchmedic.__path__, "torchmedic."):
         if not found.name.startswith((*_NOT_LOADED, "torchmedic.__main__")):
             importlib.import_module(found.name)
-    growth_watch._EXTRA_SECONDS = growth_watch._EXTRA_SECONDS_IF_SUSPICIOUS = 10.0  # however slow the machine is
-    late_norms._FREE_SECONDS = 10.0
+    budget.FULL_SECONDS.update(leaks=10.0, norms=10.0)  # however slow the machine is
     templates = page._environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)  # compiled once, and not in every run that has a diagnosis

@@ -1,7 +1,11 @@
-"""The settings, from four sources in rising priority: defaults, pyproject.toml, TORCHMEDIC_* variables, flags."""
+"""The settings, from four sources in rising priority: defaults, pyproject.toml, TORCHMEDIC_* variables, flags.
+
+Also the rank and the job of this process, which its launcher sets.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,3 +125,33 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     if "ignore" in given:
         given["ignore"] = given["ignore"].replace(",", " ").split()
     return given
+
+
+def job_identity(environ: Mapping[str, str]) -> str | None:
+    """A text that identifies one launch: the same for all its local ranks. None if there is only one rank."""
+    sizes = (environ.get(name, "") for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    if not any(size.isdecimal() and int(size) > 1 for size in sizes):
+        return None
+    named = [
+        environ.get(name, "")
+        for name in (
+            "TORCHELASTIC_RUN_ID",
+            "MASTER_PORT",
+            "TORCHELASTIC_RESTART_COUNT",
+            "SLURM_JOB_ID",
+            "SLURM_STEP_ID",
+        )
+    ]
+    # Run ids and ports are used again; the launcher, which is our parent, is unique.
+    return ":".join([*named, str(os.getppid()), _start_of_process(os.getppid())])
+
+
+def _start_of_process(pid: int) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        # The process name comes first and may contain spaces and brackets.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return str(psutil.Process(pid).create_time())
+    return ""

@@ -150,7 +150,8 @@ from torchmedic.observe import lifecycle
 from torchmedic.observe.hooks import current_step
 
 # However busy the machine is
-current_step._MAX_SHORT_SECONDS = current_step._MAX_STILL_SHORT_SECONDS = current_step._SECONDS_BETWEEN_FULL = 1e9
+current_step._MAX_SHORT_SECONDS = current_step._MAX_STILL_SHORT_SECONDS = current_step._MIN_LONG_SECONDS = 1e9
+current_step._SECONDS_BETWEEN_FULL = 1e9
 agent = lifecycle.current()
 torch.manual_seed(0)
 model = nn.Linear(6, 3)

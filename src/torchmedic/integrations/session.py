@@ -29,9 +29,9 @@ from torchmedic.records.plain_text import visible
 from torchmedic.report.formats import Emitter
 from torchmedic.runfolder import events, files
 from torchmedic.runfolder.confidential import in_use, shown_fault
-from torchmedic.settings import Settings, load, rank, working_folder
+from torchmedic.settings import Settings, job_identity, load, rank, working_folder
 from torchmedic.supervise.findings import Findings
-from torchmedic.supervise.job import Ledger, identity, same_finding
+from torchmedic.supervise.job import Ledger, same_finding
 from torchmedic.supervise.run import Folders, new_run_folder
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def session(settings: Settings, name: str, output: str | None = None) -> Session
         return known
     if _has_no_folder or (lifecycle.current() is not None and (known is None or not known.is_active)):
         return None
-    job = identity(os.environ)
+    job = job_identity(os.environ)
     number = rank() if job else None
     folders = new_run_folder(settings, "run" if settings.confidential else name, job, output, number)
     if folders is None:

@@ -17,6 +17,7 @@ import torch
 
 from torchmedic import contained as containment
 from torchmedic.contained import contained, fault_line, is_short
+from torchmedic.observe.budget import Budget
 from torchmedic.observe.checkup.watch import Checkup
 from torchmedic.observe.context import ProcessContext, ProcessFolder
 from torchmedic.observe.device.device_marks import DeviceMarks
@@ -76,7 +77,8 @@ class Agent:
         self.notes = StepNotes()
         self.kept_backwards = KeptBackwards(self.notes, self.batches, self.clock)
         self.rewind = Rewind()
-        self.finite = FiniteWatch(self, self.kept_backwards, self.rewind)
+        self.budget = Budget()
+        self.finite = FiniteWatch(self, self.kept_backwards, self.rewind, self.budget)
         self.stages = stages(self)
         self.suspicions = Suspicions(self)
         self.habits = Habits(self.suspicions.look_at_loop, self.stages.prepare_loop)
@@ -88,7 +90,7 @@ class Agent:
             CudaQueue(), lambda: self.clock.step, lambda: not self.habits.awake, self.habits.waits_measured
         )
         self.leaks = self.step.leaks = LeakWatch(
-            self.suspicions.look_at_growth, self.suspicions.tell_holders, lambda: self.clock.step
+            self.suspicions.look_at_growth, self.suspicions.tell_holders, lambda: self.clock.step, self.budget.leaks
         )
         self.marks = DeviceMarks()
         self.listener = Listener(self, self.stages.locate_holders)

@@ -5,10 +5,8 @@ The ranks of one machine share a run folder. Each rank writes its part and merge
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,36 +18,6 @@ from torchmedic.runfolder.confidential import shown
 from torchmedic.supervise import ranks
 
 _NAMES_RANK = re.compile(r"\branks? \d|\b\d+ (?:of \d+ )?ranks\b|\ball ranks\b")
-
-
-def identity(environ: Mapping[str, str]) -> str | None:
-    """A text that identifies one launch: the same for all its local ranks. None if there is only one rank."""
-    sizes = (environ.get(name, "") for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
-    if not any(size.isdecimal() and int(size) > 1 for size in sizes):
-        return None
-    named = [
-        environ.get(name, "")
-        for name in (
-            "TORCHELASTIC_RUN_ID",
-            "MASTER_PORT",
-            "TORCHELASTIC_RESTART_COUNT",
-            "SLURM_JOB_ID",
-            "SLURM_STEP_ID",
-        )
-    ]
-    # Run ids and ports are used again; the launcher, which is our parent, is unique.
-    return ":".join([*named, str(os.getppid()), _started(os.getppid())])
-
-
-def _started(pid: int) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        # The process name comes first and may contain spaces and brackets.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return str(psutil.Process(pid).create_time())
-    return ""
 
 
 class Ledger:

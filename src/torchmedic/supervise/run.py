@@ -15,13 +15,12 @@ from torchmedic.records import Fault
 from torchmedic.records.plain_text import visible
 from torchmedic.runfolder import files, held, layout
 from torchmedic.runfolder.confidential import in_use, mark_confidential, shown_fault
-from torchmedic.settings import Settings, rank, working_folder
+from torchmedic.settings import Settings, job_identity, rank, working_folder
 from torchmedic.supervise.boxes import BoxKeeper
 from torchmedic.supervise.child import launch, tee
 from torchmedic.supervise.child.kernel_messages import FatalDump, KernelMessages
 from torchmedic.supervise.child.signals import Forwarder, shell_status
 from torchmedic.supervise.child.stderr_file import TICK_SECONDS, Stream
-from torchmedic.supervise.job import identity
 
 if TYPE_CHECKING:
     from torchmedic.supervise.supervisor import Supervisor
@@ -38,7 +37,7 @@ def run(command: Sequence[str], settings: Settings, *, name: str, hide: bool, ou
             which passes its environment on.
         output: The run folder from the command line. The setting `output` is a folder for the folders of all runs.
     """
-    job = identity(os.environ)
+    job = job_identity(os.environ)
     number = rank() if job else None
     with contextlib.ExitStack() as kept:
         folders = new_run_folder(settings, "run" if settings.confidential else name, job, output, number)

@@ -23,6 +23,7 @@ from torchmedic.evidence.leaks.lifetimes import Lifetime
 from torchmedic.evidence.leaks.source.sites import Traffic
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops
+from torchmedic.observe.budget import Budget
 from torchmedic.observe.heap import walk
 from torchmedic.observe.heap.growth_watch import LeakWatch, Look, Point
 from torchmedic.observe.heap.unnamed_objects import owners_of_methods, unnamed_objects
@@ -38,7 +39,7 @@ NUMBER = Weight(0, 0, 24, 0, None, frozenset({"float"}))
 
 
 def found(sizes: list[int], weight: Weight = WITH_GRAPH, *, step: int = 8, bounded: bool = False) -> list[Growth]:
-    watch = LeakWatch(lambda watch, frame: None, lambda held: None, lambda: 0)
+    watch = LeakWatch(lambda watch, frame: None, lambda held: None, lambda: 0, Budget().leaks)
     for number, size in enumerate(sizes):
         look = Look((number + 1) * step, 0, 0, 0.0, 0, 0, {"pass 1": number // 2})
         held = Held("kept", "kept", "items", size, "train.py", 0, bounded)
@@ -60,7 +61,7 @@ def test_growth_with_a_longer_period_is_told_as_such() -> None:
 
 
 def test_a_longer_period_may_pass_more_than_once_between_looks() -> None:
-    watch = LeakWatch(lambda watch, frame: None, lambda held: None, lambda: 0)
+    watch = LeakWatch(lambda watch, frame: None, lambda held: None, lambda: 0, Budget().leaks)
     for passes in (1, 2, 3, 5, 8, 12):
         look = Look(10 * passes, 0, 0, 0.0, 0, 0, {"pass 1": passes})
         held = Held("kept", "kept", "items", 4 * passes, "train.py", 0)
@@ -71,7 +72,7 @@ def test_a_longer_period_may_pass_more_than_once_between_looks() -> None:
 
 
 def test_hooks_come_first_and_what_each_of_them_has_is_not_told() -> None:
-    watch = LeakWatch(lambda watch, frame: None, lambda held: None, lambda: 0)
+    watch = LeakWatch(lambda watch, frame: None, lambda held: None, lambda: 0, Budget().leaks)
     for number in range(1, 6):
         look = Look(8 * number, 0, 0, 0.0, 0, 0, {})
         watch.looks.append(look)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from torchmedic.evidence.spoiled_weights import suspects
+from torchmedic.observe.budget import Budget
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, KeptBackwards, given_back, kept
@@ -128,7 +129,7 @@ def test_a_device_that_dies_is_told_of_once_and_left_alone(monkeypatch: pytest.M
     monkeypatch.setattr(async_devices, "_never_free", lambda value: None)
     notes, batches, clock = StepNotes(), Batches(), Clock()
     examiner = Examiner()
-    watch = FiniteWatch(examiner, KeptBackwards(notes, batches, clock), Rewind())  # type: ignore[arg-type]
+    watch = FiniteWatch(examiner, KeptBackwards(notes, batches, clock), Rewind(), Budget())  # type: ignore[arg-type]
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     watch.backward_begins([weight.sum()], ("train.py", 1), sys._getframe())

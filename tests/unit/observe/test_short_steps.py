@@ -11,18 +11,20 @@ import pytest
 import torch
 from torch import nn
 
+from torchmedic.observe.budget import Account, Budget
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.hooks.current_step import ShortSteps
-from torchmedic.observe.numbers.finite_checks import CheckBudget, Witness, cheapest_witness, is_bad_witness, is_fine
+from torchmedic.observe.numbers.finite_checks import FiniteChecks, Witness, cheapest_witness, is_bad_witness, is_fine
 from torchmedic.observe.step.step_notes import StepNotes
 
 BAD = (math.nan, math.inf, -math.inf)
 
 
-def full_steps(seconds: float, count: int, alarm: int = 0) -> list[int]:
+def full_steps(seconds: float, count: int, alarm: int = 0, *, is_late: bool = False) -> list[int]:
     """The steps of a run that are noted in full, if each takes so long."""
     clock: Any = SimpleNamespace(step=0, usual_step=seconds)
-    finite: Any = SimpleNamespace(losses=SimpleNamespace(alarm=alarm))
+    losses = SimpleNamespace(alarm=alarm, late=SimpleNamespace(are_usual=is_late))
+    finite: Any = SimpleNamespace(losses=losses)
     short_steps = ShortSteps(clock, StepNotes(), finite)
     found = []
     for step in range(count):
@@ -38,15 +40,55 @@ def test_one_of_many_short_steps_is_noted_in_full() -> None:
     assert {later - step for step, later in pairwise(noted[301:])} == {64}
 
 
-@pytest.mark.parametrize(("seconds", "between"), [(0.0001, 64), (0.005, 32), (0.01, 16)])
+@pytest.mark.parametrize(("seconds", "between"), [(0.0001, 64), (0.005, 32), (0.01, 16), (0.02, 3), (0.04, 2)])
 def test_the_longer_the_step_the_more_are_noted(seconds: float, between: int) -> None:
     noted = full_steps(seconds, 2000)[302:]
     assert {later - step for step, later in pairwise(noted)} == {between}
 
 
-@pytest.mark.parametrize(("seconds", "alarm"), [(0.03, 0), (1.0, 0), (0.001, 5)])
+@pytest.mark.parametrize(("seconds", "alarm"), [(0.06, 0), (1.0, 0), (0.001, 5)])
 def test_long_steps_and_steps_with_an_alarm_are_all_noted(seconds: float, alarm: int) -> None:
     assert full_steps(seconds, 1000, alarm) == list(range(1000))
+
+
+def test_on_a_late_device_only_very_short_steps_are_left_out() -> None:
+    assert full_steps(0.03, 1000, is_late=True) == list(range(1000))
+    assert len(full_steps(0.01, 1000, is_late=True)) < 400
+
+
+def test_a_run_that_becomes_slow_is_noted_in_full_at_once() -> None:
+    clock: Any = SimpleNamespace(step=1000, usual_step=0.001)
+    finite: Any = SimpleNamespace(losses=SimpleNamespace(alarm=0, late=SimpleNamespace(are_usual=False)))
+    short_steps = ShortSteps(clock, StepNotes(), finite)
+    assert [short_steps.applies() for clock.step in (1000, 1001, 1002)] == [False, True, True]
+    clock.usual_step = 0.08
+    assert not short_steps.applies()
+
+
+def test_an_account_recovers_by_its_share_and_saves_no_more_than_when_full() -> None:
+    now = [0.0]
+    account = Account(0.01, 0.5, lambda: now[0])
+    now[0] = 1000.0  # a pause
+    assert account.left == 0.5
+    account.spend(0.75)
+    assert account.left == -0.25
+    now[0] += 10.0
+    assert account.left == pytest.approx(-0.15)
+    now[0] += 1000.0
+    assert account.left == 0.5
+    assert account.spent == 0.75
+
+
+def test_all_checks_together_take_a_small_share_of_a_long_run() -> None:
+    now = [0.0]
+    budget = Budget(lambda: now[0])
+    for _ in range(100_000):  # every account is asked in every step, and each check takes 3 ms
+        now[0] += 0.01
+        for account in budget.accounts().values():
+            if account.left > 0:
+                account.spend(0.003)
+    spent = sum(account.spent for account in budget.accounts().values())
+    assert 0.003 * now[0] < spent < 0.004 * now[0]
 
 
 def trained(*layers: nn.Module) -> torch.optim.Optimizer:
@@ -78,7 +120,7 @@ def test_a_bad_gradient_is_not_fine(bias: bool, bad: float) -> None:
 def test_a_large_gradient_is_looked_at_again_and_found_good() -> None:
     optimizer = trained(nn.Linear(4, 4))
     witness = cheapest_witness(optimizer)
-    optimizer.param_groups[0]["params"][1].grad.fill_(3e38)  # its square is infinite
+    optimizer.param_groups[0]["params"][1].grad.fill_(3e38)  # the sum is infinite
     assert not is_fine(optimizer, witness)
     assert not is_bad_witness(optimizer, witness)
 
@@ -112,10 +154,11 @@ def test_parameters_may_be_taken_away_and_gradients_cleared() -> None:
 def test_a_used_up_budget_looks_at_all_gradients_in_turn() -> None:
     optimizer = trained(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    budget = CheckBudget()
+    account = Budget().finite
+    budget = FiniteChecks(account)
     assert not budget.any_bad_gradient(optimizer)
     assert budget.norm is not None
-    budget._spent = math.inf
+    account.spend(math.inf)
     optimizer.param_groups[0]["params"][4].grad[1] = math.nan
     optimizer.param_groups[0]["params"][3].data[0] = math.nan
     found, weights = 0, 0

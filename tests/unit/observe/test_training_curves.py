@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from torchmedic.observe.budget import Account, Budget
 from torchmedic.observe.device import async_devices
-from torchmedic.observe.numbers import late_norms
-from torchmedic.observe.numbers.finite_checks import CheckBudget, norm_of
+from torchmedic.observe.numbers.finite_checks import FiniteChecks, norm_of
 from torchmedic.observe.numbers.late_norms import LateNorms
 from torchmedic.observe.numbers.training_curves import TrainingCurves
 
@@ -24,7 +24,7 @@ class Known:
     is_rising = False
 
     def __init__(self) -> None:
-        self.late_norms = LateNorms()
+        self.late_norms = LateNorms(Account(0.0, 100.0))
 
 
 class Written(list[dict[str, Any]]):
@@ -109,7 +109,7 @@ def test_the_norm_is_that_of_all_gradients_and_missing_where_one_is_bad() -> Non
     parts = [torch.randn(3, 4), torch.randn(5, dtype=torch.float64), torch.randn(7).bfloat16()]
     wanted = math.sqrt(sum(float(part.double().square().sum()) for part in parts))
     assert norm_of(parts) == pytest.approx(wanted, rel=1e-2)
-    budget = CheckBudget()
+    budget = FiniteChecks(Budget().finite)
     assert not budget.any_bad(parts)
     assert budget.norm == pytest.approx(wanted, rel=1e-2)
     for bad in (math.nan, math.inf, -math.inf):
@@ -153,7 +153,6 @@ def test_a_norm_of_a_late_device_is_a_point_of_the_step_it_was_begun_in(
 ) -> None:
     device = LateDevice()
     monkeypatch.setitem(async_devices.devices, "cpu", device)
-    monkeypatch.setattr(late_norms, "_FREE_SECONDS", 100.0)  # however slow the machine is
     (weights,) = optimizer.param_groups[0]["params"]
     curves, written, known = TrainingCurves(), Written(), Known()
     curves.write = written
@@ -174,7 +173,6 @@ def test_a_norm_of_a_late_device_is_a_point_of_the_step_it_was_begun_in(
 def test_norms_that_would_be_another_number_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     device = LateDevice()
     monkeypatch.setitem(async_devices.devices, "cpu", device)
-    monkeypatch.setattr(late_norms, "_FREE_SECONDS", 100.0)  # however slow the machine is
     for gradients, wanted in (
         ([torch.ones(2, dtype=torch.complex64)], 0),
         ([torch.full((4,), 6e4, dtype=torch.half), torch.full((4,), 6e4)], 1),
@@ -182,7 +180,7 @@ def test_norms_that_would_be_another_number_are_left_out(monkeypatch: pytest.Mon
         weights = [torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
-        norms = LateNorms()
+        norms = LateNorms(Account(0.0, 100.0))
         norms.begin(0, torch.optim.SGD(weights, lr=0.1))
         assert len(device.copies) == wanted
         if wanted:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from torchmedic.errors import UnreadableRun, UsageError
 from torchmedic.records import Diagnosis, Location, Outcome, Report
 from torchmedic.runfolder import events, files, layout
-from torchmedic.supervise.job import Ledger, identity, merged, same_finding
+from torchmedic.settings import job_identity
+from torchmedic.supervise.job import Ledger, merged, same_finding
 
 
 def diagnosis(code: str = "TM151", rank: int = 0, line: int = 3) -> Diagnosis:
@@ -69,11 +70,11 @@ def test_a_folder_that_is_signed_between_two_looks_is_that_of_the_job(
 
 def test_a_job_is_known_by_its_launcher() -> None:
     torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
-    assert identity({}) is None
-    assert identity({"WORLD_SIZE": "1"}) is None
-    first = identity({**torchrun, "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
-    assert first == identity({**torchrun, "RANK": "1", "TORCHELASTIC_RESTART_COUNT": "0"})
-    assert first != identity({**torchrun, "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert job_identity({}) is None
+    assert job_identity({"WORLD_SIZE": "1"}) is None
+    first = job_identity({**torchrun, "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
+    assert first == job_identity({**torchrun, "RANK": "1", "TORCHELASTIC_RESTART_COUNT": "0"})
+    assert first != job_identity({**torchrun, "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"})
     assert first is not None
     assert str(os.getppid()) in first
 

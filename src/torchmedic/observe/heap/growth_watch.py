@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.contained import contained
+from torchmedic.observe.budget import Account
 from torchmedic.observe.heap.unnamed_objects import GradientCycles, unnamed_objects
 from torchmedic.observe.heap.walk import Found, Held, Walk
 from torchmedic.observe.heap.weighing import Weight, weigh
@@ -26,9 +27,7 @@ from torchmedic.observe.memory.usage import device_bytes, resident_bytes
 
 _NEVER = 1 << 62
 _FIRST_STEPS = 8  # before the first look, and between the looks of a suspicion
-_MAX_SHARE = 0.001  # of the time that all looks may take
-_EXTRA_SECONDS = 0.1  # beyond that share
-_EXTRA_SECONDS_IF_SUSPICIOUS = 0.5  # where something grows
+_MAX_OVERDRAWN_SECONDS = 0.4  # of the account for looks, where something grows
 _MAX_LOOKS = 64  # that are kept
 _MAX_TOLD = 5  # holders
 _MAX_DATA_SETS = 32
@@ -68,8 +67,10 @@ class LeakWatch:
         ask: Callable[[LeakWatch, FrameType], None],
         tell: Callable[[list[tuple[Held, int]]], None],
         steps: Callable[[], int],
+        account: Account,
         most: int | None = None,
     ) -> None:
+        self._account = account
         self._most = most  # objects of one walk, which then leaves the variables of functions alone
         self._ask = ask
         self._tell = tell
@@ -85,8 +86,6 @@ class LeakWatch:
         self.due = _NEVER  # the step at which to look again; read by the hooks, so that other steps cost nothing
         self._batch = 0
         self._marks: dict[str, int] = {}
-        self._spent = 0.0
-        self._began = 0.0
         self._training: bool | None = None
         self._seen_marks = 0
         self._asked: dict[Key, int] = {}  # how big what was when the rules were asked
@@ -172,10 +171,7 @@ class LeakWatch:
     def _may_look(self) -> bool:
         if not self.on:
             return False
-        now = perf_counter()
-        self._began = self._began or now
-        allowed = _EXTRA_SECONDS_IF_SUSPICIOUS if self.suspicious else _EXTRA_SECONDS
-        return self._pressed or self._spent <= allowed + _MAX_SHARE * (now - self._began)
+        return self._pressed or self._account.left >= (-_MAX_OVERDRAWN_SECONDS if self.suspicious else 0.0)
 
     # A look
 
@@ -193,7 +189,7 @@ class LeakWatch:
             *(self._steps(), self._batch, _get_sequence_nr(), perf_counter(), resident_bytes(), device_bytes()),
             dict(self._marks),
         )
-        self._spent += thread_time() - began
+        self._account.spend(thread_time() - began)
         if self.cycles.wanted and look.step > (before.step if before is not None else 0):
             count, place = self.cycles.count(), self.cycles.place  # these have a limit of their own
             found.holders[0, "cycles"] = Held("", "", "cycles", count, place.file, place.line)

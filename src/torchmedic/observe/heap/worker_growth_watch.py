@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from torchmedic.contained import contained
+from torchmedic.observe.budget import Budget
 from torchmedic.observe.context import ProcessFolder, ReportingProcess
 from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.heap.walk import Held
@@ -72,7 +73,7 @@ class WorkerLeaks:
         self._due = 0.0
         self._at_start = resident_bytes()  # nearly all of it is shared with the process that it was forked from
         self._pressed = 0
-        self.watch = LeakWatch(self._ask, self._tell, lambda: agent.batches, most=_MAX_OBJECTS)
+        self.watch = LeakWatch(self._ask, self._tell, lambda: agent.batches, Budget().leaks, most=_MAX_OBJECTS)
         self.watch.start()
 
     def begin(self, data: Any, collate: Any, frame: FrameType) -> None:

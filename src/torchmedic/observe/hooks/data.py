@@ -36,16 +36,19 @@ class DataHooks:
         batches, fast = step.batches, step.fast
         drawn = contained("observe.batches", computes=False)(batches.index_drawn)
 
-        # The fast path of each of these three is contained by itself.
+        # The fast paths do in one frame what `Batches` has methods for, and are contained by themselves.
 
         def index_drawn(owner: Any, index: Any) -> Any:
             if fast.on:
                 try:
-                    batches.index_drawn(owner, index)
+                    current = batches.last_pass
+                    sampling = getattr(owner, "_sampler_iter", None)
+                    if current is not None and current.iterator() is owner and current.sampling is sampling:
+                        current.pending.append(index)
+                        return index
                 except Exception as error:
                     self._quick_failed("observe.batches", error)
-            else:
-                drawn(owner, index)
+            drawn(owner, index)
             return index
 
         def requested(owner: Any) -> None:

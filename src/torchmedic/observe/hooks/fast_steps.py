@@ -17,7 +17,7 @@ from torchmedic.observe.numbers.finite_checks import Witness
 if TYPE_CHECKING:
     from torchmedic.observe.hooks.current_step import Step
 
-_MAX_STEPS = 32  # of a stretch with the step that ends it, which looks at more than one gradient
+_MAX_STEPS = 64  # of a stretch with the step that ends it, which looks at more than one gradient
 _REST_AFTER_NOTHING = 32  # steps after a stretch without a single fast step, before another one is tried
 _NO_WITNESS = Witness(0, False)
 
@@ -36,7 +36,7 @@ class FastSteps:
         self._not_before = 0  # the step from which on another stretch may begin
 
     def begin(self, optimizer: Any) -> None:
-        """A short step that was not noted in full is over, and the next one is of that kind: begin a stretch."""
+        """A step is over, and the next one is not noted in full: begin a stretch."""
         step = self._step
         clock, finite, leaks, ranks = step.clock, step.finite, step.leaks, step.ranks
         witness = finite.witness(optimizer)

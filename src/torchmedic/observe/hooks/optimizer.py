@@ -104,21 +104,18 @@ class OptimizerHooks:
         fast = self._fast
         if fast.on:
             step = self._step
-            if (callback := containment.step_aside(None)) is not None:
+            finite = step.finite
+            if step.clock.step >= fast.until or id(optimizer) != fast.optimizer or kwargs or len(args) > 1:
+                pass  # somebody waits for this step, or it has a closure
+            elif finite.losses.late.held:  # nothing can be known now, and nothing is asked
+                finite.steps += 1
+                self.has_begun = True
+                return
+            elif (callback := containment.step_aside(None)) is not None:
                 containment.step_aside(callback)  # below a compiled function
-            elif not (
-                step.clock.step >= fast.until
-                or id(optimizer) != fast.optimizer
-                or kwargs
-                or len(args) > 1  # a closure
-                or in_functorch()
-                or dispatch_modes()
-                or function_modes()
-                or is_profiling()
-            ):
-                finite = step.finite
+            elif not (in_functorch() or dispatch_modes() or function_modes() or is_profiling()):
                 try:
-                    if finite.losses.late.held or is_fine(optimizer, fast.witness):
+                    if is_fine(optimizer, fast.witness):
                         finite.steps += 1
                         self.has_begun = True
                         return
@@ -198,12 +195,11 @@ class OptimizerHooks:
             standstill.stepped(optimizer, clock.step)
         if step.habits.awake:
             step.habits.step_ended(optimizer, stepped=stepped)
-        was_thin, step.is_sampled_out = step.is_sampled_out, not step.habits.awake and step.short_steps.applies()
+        step.is_sampled_out = not step.habits.awake and step.short_steps.applies()
         if step.is_sampled_out:
             step.short_steps.begin()
             self._forward.forget()
-            if was_thin:
-                step.fast.begin(optimizer)
+            step.fast.begin(optimizer)
             return
         clock.leave()
         if step.checkup is not None and step.checkup.on:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from math import inf, isfinite, sqrt
-from time import monotonic, thread_time
+from time import thread_time
 from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.observe.budget import Account
 from torchmedic.observe.device import async_devices
 from torchmedic.source.objects.finite import has_values, is_finite, own_part
 from torchmedic.source.objects.graph import leaves_behind
 
-_FREE_SECONDS = 0.02  # that may be spent in any case
-_SHARE_OF_TIME = 0.002  # since training began, beyond that
 _REST = 32  # looks, of which one goes beyond the first tensor when the time is used up
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_CHEAP_ELEMENTS = 1 << 14  # cost about as much to look at as one
@@ -85,7 +84,7 @@ class Witness(NamedTuple):
     """The gradient that is looked at in every step: an index into the parameters of the first group."""
 
     place: int
-    is_vector: bool  # of few elements: a dot product is the cheapest operation that reads them all
+    is_vector: bool  # of few elements: their sum is the cheapest operation that reads them all
 
 
 def cheapest_witness(optimizer: Any) -> Witness:
@@ -129,7 +128,7 @@ def is_fine(optimizer: Any, witness: Witness) -> bool:
     if not is_vector:
         return gradient.layout is _STRIDED and (gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient))
     try:
-        return bool(gradient.dot(gradient).item() < inf)
+        return bool(-inf < gradient.sum().item() < inf)
     except (RuntimeError, TypeError):  # the parameter is another one now, or its gradient is sparse
         return False
 
@@ -186,12 +185,11 @@ def norm_of(tensors: Sequence[torch.Tensor]) -> float | None:
     return norm if isfinite(norm) else None
 
 
-class CheckBudget:
-    """Checks tensors, all of them or some, as the budget allows."""
+class FiniteChecks:
+    """Checks tensors, all of them or some, as an account allows."""
 
-    def __init__(self) -> None:
-        self._started = monotonic()
-        self._spent = 0.0
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self._turn = 0
         self._next_turn = _REST
         self.was_left = True  # time, when it was last asked whether a look is due
@@ -199,7 +197,7 @@ class CheckBudget:
 
     @property
     def is_left(self) -> bool:
-        return self._spent < _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started)
+        return self._account.left > 0
 
     def is_due(self) -> bool:
         """Whether there is time for more than a look at one tensor. Once there is none, that is asked now and then."""
@@ -247,5 +245,5 @@ class CheckBudget:
     def _any_bad(self, tensors: list[torch.Tensor], are_all: bool, started: float) -> bool:
         self.norm = norm_of(tensors) if are_all and tensors else None
         bad = self.norm is None and not all(is_finite(tensor) for tensor in tensors)
-        self._spent += thread_time() - started
+        self._account.spend(thread_time() - started)
         return bad

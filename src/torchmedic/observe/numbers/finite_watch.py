@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchmedic.observe.budget import Budget
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_checks import (
-    CheckBudget,
+    FiniteChecks,
     Witness,
     all_bad,
     cheapest_witness,
@@ -56,10 +57,10 @@ _MAX_SKIPPED = 25  # steps in a row that GradScaler skips at all
 class FiniteWatch:
     """Notices the first step that is about to write NaN or infinity into the weights."""
 
-    def __init__(self, examiner: Agent, kept_backwards: KeptBackwards, rewind: Rewind) -> None:
+    def __init__(self, examiner: Agent, kept_backwards: KeptBackwards, rewind: Rewind, budget: Budget) -> None:
         self._examiner = examiner
         self._rewind = rewind
-        self.memory = StepMemory(kept_backwards, rewind)
+        self.memory = StepMemory(kept_backwards, rewind, budget.memory)
         self._question = GrowthQuestion(self.memory)
         self.on = True
         self.losses = Losses(kept_backwards, self.memory, examiner.mark)
@@ -76,8 +77,8 @@ class FiniteWatch:
         self._seen: dict[int, Witness] = {}  # optimizers that have stepped, and the gradient to look at in every step
         self.wants_weights = False  # to be looked at when they have been touched
         self.gradient_norm: float | None = None  # at the last update, where all gradients were looked at
-        self.late_norms = LateNorms()
-        self._time = CheckBudget()
+        self.late_norms = LateNorms(budget.norms)
+        self._checks = FiniteChecks(budget.finite)
 
     # For the curves of the report
 
@@ -140,9 +141,9 @@ class FiniteWatch:
                 self._publish(self._finding)
         elif not has_optimizers and self.losses.late.are_coming:
             self._look_back(frame)
-        elif stepping is not None and may_be_read(stepping) and self._time.any_bad_gradient(stepping):
+        elif stepping is not None and may_be_read(stepping) and self._checks.any_bad_gradient(stepping):
             self._publish(self._examiner.examine(stepping, frame, "gradient", "backward"))
-        elif not has_optimizers and self._time.is_left and self._time.any_bad(leaf_gradients(self._roots)):
+        elif not has_optimizers and self._checks.is_left and self._checks.any_bad(leaf_gradients(self._roots)):
             # Nobody will step: the loop updates its weights by hand.
             self._publish(self._examiner.examine(None, frame, "gradient", "backward"))
 
@@ -228,7 +229,7 @@ class FiniteWatch:
 
     def steps_passed(self, count: int) -> None:
         """Updates are over before which `is_fine` was asked, and nothing else."""
-        self._time.passed(count)
+        self._checks.passed(count)
 
     def glance_at_gradients(self, optimizer: Any, frame: FrameType) -> bool:
         """Fast path of `step_begins` for short steps; False: nothing was done yet, take the full path."""
@@ -239,7 +240,7 @@ class FiniteWatch:
         self.gradient_norm = None
         if self.losses.late.held:
             pass  # nothing can be known now: the loss is kept on a late device
-        elif self._time.is_due() and may_be_read(optimizer) and finite_rates(optimizer):
+        elif self._checks.is_due() and may_be_read(optimizer) and finite_rates(optimizer):
             self._look_at_all(optimizer, frame)
         elif not is_fine(optimizer, witness):
             return False
@@ -261,7 +262,7 @@ class FiniteWatch:
     def _look_at_gradients(self, optimizer: Any, frame: FrameType) -> None:
         """Look at all gradients, or at one of the first, as the budget allows."""
         witness = self._seen[id(optimizer)]
-        if self._time.is_due():
+        if self._checks.is_due():
             self._look_at_all(optimizer, frame)
         elif not is_fine(optimizer, witness) and is_bad_witness(optimizer, witness):
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
@@ -269,13 +270,13 @@ class FiniteWatch:
     def _look_at_all(self, optimizer: Any, frame: FrameType) -> None:
         """Look at as many gradients as the budget allows, and at weights after the update."""
         self.wants_weights = True
-        if self._time.any_bad_gradient(optimizer):
+        if self._checks.any_bad_gradient(optimizer):
             self._publish(self._examiner.examine(optimizer, frame, "gradient", "step"))
-        self.gradient_norm = self._time.norm
+        self.gradient_norm = self._checks.norm
 
     def step_ended(self, optimizer: Any, frame: FrameType) -> None:
         """The weights have been touched, with gradients that were looked at."""
-        if self._time.any_bad_weight(optimizer, self.born_bad):
+        if self._checks.any_bad_weight(optimizer, self.born_bad):
             self._publish(self._examiner.examine(optimizer, frame, "update", "update"))
 
     def step_skipped(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:

@@ -7,17 +7,16 @@ reads and writes; so it is done at few updates, and within a budget of the host'
 from __future__ import annotations
 
 from math import inf
-from time import monotonic, perf_counter
+from time import thread_time
 from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.observe.budget import Account
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_checks import WITH_NORM, gradients, kind_of_device
 
 _MIN_STRIDE = 8  # steps from one norm to the next
-_FREE_SECONDS = 0.02  # of the host, that may be spent in any case
-_SHARE_OF_TIME = 0.001  # since training began, beyond that
 
 
 class _Coming(NamedTuple):
@@ -30,13 +29,12 @@ class _Coming(NamedTuple):
 class LateNorms:
     """One norm at a time is on its way."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self._due = 0.0  # the step from which on another one is wanted
         self._coming: _Coming | None = None
         self._places: dict[str, tuple[torch.Tensor, Any]] = {}  # by kind of device
         self._place: tuple[torch.Tensor, Any] | None = None  # that the norm under way is copied to
-        self._started = monotonic()
-        self._spent = 0.0
 
     def begin(self, step: int, optimizer: Any) -> None:
         """Have the norm of an optimizer's gradients computed, if it is time for one. The update is about to begin."""
@@ -47,9 +45,9 @@ class LateNorms:
         device = async_devices.devices.get(kind)
         if device is None or not device.may_work():
             return
-        started = perf_counter()
-        if self._spent > _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started):
+        if self._account.left <= 0:
             return
+        started = thread_time()
         try:
             value = _norm(gradients(optimizer))
         except torch.OutOfMemoryError:
@@ -62,7 +60,7 @@ class LateNorms:
             place = self._places[kind] = device.place(torch.float32)
         device.arrange(*place, value)
         self._place, self._coming = place, _Coming(step, value)
-        self._spent += perf_counter() - started
+        self._account.spend(thread_time() - started)
 
     def arrived(self) -> tuple[int, float] | None:
         """The step and the norm that was begun in it, once, if it has arrived."""

@@ -12,12 +12,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from time import monotonic, thread_time
+from time import thread_time
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
+from torchmedic.observe.budget import Account
 from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards, UpdateEnd
 from torchmedic.observe.numbers.loss_trend import RISE, LossTrend
 from torchmedic.observe.numbers.state_copies import Copy, NoRoom, parameters_of, take_copy
@@ -25,8 +26,6 @@ from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
 from torchmedic.observe.numbers.windows import Window, windows_of
 from torchmedic.source.objects.graph import leaves_behind
 
-_FREE_SECONDS = 0.05  # that keeping may take in any case
-_SHARE_OF_TIME = 0.002  # since training began, beyond that
 _UPDATES_BETWEEN_COPIES = 6
 _LATE_COPIES = 2  # beside the first: the older one is always some updates old
 _CALLS_IN_A_ROW = 32  # that there must be time for, to begin again
@@ -52,7 +51,8 @@ _UPDATES_AFTER_JUMP = 16  # after which it is looked at
 class StepMemory:
     """Keeps the updates and takes the copies; `FiniteWatch` calls it."""
 
-    def __init__(self, kept_backwards: KeptBackwards, rewind: Rewind) -> None:
+    def __init__(self, kept_backwards: KeptBackwards, rewind: Rewind, account: Account) -> None:
+        self._account = account
         self._kept = kept_backwards
         self._rewind = rewind
         self._first: list[KeptBackward] = []
@@ -65,8 +65,6 @@ class StepMemory:
         self._by_hand = 0  # updates that were seen without an optimizer
         self._leaves: list[weakref.ref[torch.Tensor]] = []  # that these update
         self._trends: dict[Any, LossTrend] = {}  # by the line that calls backward
-        self._started = monotonic()
-        self._spent = 0.0
         self._copy_seconds = 0.0  # that one takes
         self._call_seconds = 0.0
         self.is_open = True  # calls are kept at present
@@ -108,7 +106,9 @@ class StepMemory:
 
         Where `is_open` is False, it is enough to ask now and then.
         """
-        if not self.is_open and self._left() < _CALLS_IN_A_ROW * self._call_seconds + _LATE_COPIES * self._copy_seconds:
+        account = self._account
+        needed = _CALLS_IN_A_ROW * self._call_seconds + _LATE_COPIES * self._copy_seconds
+        if not self.is_open and account.left < min(needed, account.full):
             return None
         self.is_open = True
         if not self._kept.calls and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
@@ -116,20 +116,17 @@ class StepMemory:
             self._refuse("the address space of the process is limited")
         if self.refused:
             self.is_open = False
-            self._spent = inf
+            account.spend(inf)
             return None
         started = thread_time()
         call = self._kept.record(frame, update)
         self._call_seconds = thread_time() - started
-        self._spent += self._call_seconds
+        account.spend(self._call_seconds)
         if self._in_any_case:
             self._in_any_case -= 1
-        elif self._left() < 0:
+        elif account.left < 0:
             self.is_open = False
         return call
-
-    def _left(self) -> float:
-        return _FREE_SECONDS + _SHARE_OF_TIME * (monotonic() - self._started) - self._spent
 
     # A backward call, and the update that follows
 
@@ -148,7 +145,7 @@ class StepMemory:
         """Note what a loop without an optimizer trains."""
         started = thread_time()
         leaves = leaves_behind(roots, _MAX_NODES)
-        self._spent += thread_time() - started
+        self._account.spend(thread_time() - started)
         if not self._leaves:
             self._leaves = [weakref.ref(leaf) for leaf in leaves]
         if sum(leaf.nbytes for leaf in leaves) <= _MAX_LEAF_BYTES:
@@ -261,6 +258,8 @@ class StepMemory:
                 self._risen = self._take(optimizers(), update)
         elif self._is_due(update):
             self._last_copy = update
+            while len(self._copies) >= _LATE_COPIES:
+                self._copies.popleft()  # so that the next copy finds its memory free
             copy = self._take(optimizers(), update)
             if copy is not None:
                 self._copies.append(copy)
@@ -270,7 +269,8 @@ class StepMemory:
     def _is_due(self, update: int) -> bool:
         """Whether it is time for a further copy. How long a late device takes for one is not known here."""
         is_old = update - self._last_copy >= _UPDATES_BETWEEN_COPIES
-        return is_old and not self.is_late and self._left() > self._copy_seconds
+        account = self._account
+        return is_old and not self.is_late and account.left > min(self._copy_seconds, account.full / 2)
 
     def _take(self, optimizers: list[Any], update: int) -> Copy | None:
         started = thread_time()
@@ -287,7 +287,7 @@ class StepMemory:
             return None
         finally:
             self._copy_seconds = thread_time() - started
-            self._spent += self._copy_seconds
+            self._account.spend(self._copy_seconds)
 
     def _refuse(self, reason: str) -> None:
         self.refused = reason

@@ -17,6 +17,8 @@ from torchmedic.observe.step.tensors import is_mapping, tensors_in
 
 _new_tuple: Any = tuple.__new__  # the constructor of a named tuple takes five times as long
 _weak_reference = weakref.ref
+_MAX_FLAT = 16  # tensors of a batch that is taken as it is
+_ONLY_TENSORS = {torch.Tensor}
 
 
 class _Pass:
@@ -70,7 +72,7 @@ class Batches:
         self._earlier: deque[_Earlier] = deque(maxlen=2)
         self._direct = True  # the user's own loop asked for it
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
-        self._last_pass: _Pass | None = None  # that was asked for: nearly always the one that is asked for again
+        self.last_pass: _Pass | None = None  # that was asked for: nearly always the one that is asked for again
         self.kept: KeptBatch | None = None
         self._weak: list[weakref.ref[torch.Tensor]] = []  # the tensors of the last batch
         self._indices: Any = None
@@ -82,7 +84,7 @@ class Batches:
 
     def index_drawn(self, iterator: Any, index: Any) -> None:
         """The sampler gave the indices of a coming batch; with workers, several are under way."""
-        current = self._last_pass
+        current = self.last_pass
         if (
             current is None
             or current.iterator() is not iterator
@@ -99,13 +101,13 @@ class Batches:
         current = self._pass_of(iterator)
         if current is None or current.sampling is not sampling:
             # Persistent workers keep their iterator for the next epoch, also when the last one was left early.
-            current = self._passes[iterator] = self._last_pass = _Pass(iterator, sampling)
+            current = self._passes[iterator] = self.last_pass = _Pass(iterator, sampling)
         return current
 
     def _pass_of(self, iterator: Any) -> _Pass | None:
-        last = self._last_pass
+        last = self.last_pass
         if last is None or last.iterator() is not iterator:
-            last = self._last_pass = self._passes.get(iterator)
+            last = self.last_pass = self._passes.get(iterator)
         return last
 
     def requested(self, iterator: Any) -> weakref.ref[Any]:
@@ -121,7 +123,7 @@ class Batches:
 
     def taken(self, iterator: Any) -> None:
         """A batch has come back, or failed to: name its indices."""
-        current = self._last_pass
+        current = self.last_pass
         if current is None or current.iterator() is not iterator:
             current = self._pass_of(iterator)
         self._indices = None
@@ -132,7 +134,7 @@ class Batches:
 
     def came(self, iterator: Any, batch: Any, *, is_kept: bool) -> None:
         """`taken` and `arrived` in one, for a step that is sampled out."""
-        current = self._last_pass
+        current = self.last_pass
         if current is None or current.iterator() is not iterator or not current.pending:
             self.taken(iterator)
         else:
@@ -140,9 +142,11 @@ class Batches:
             current.taken += 1
             self._source = current.iterator
         self.number += 1
-        tensors = tensors_in(batch)
+        kind = type(batch)
+        is_flat = (kind is list or kind is tuple) and len(batch) <= _MAX_FLAT and set(map(type, batch)) == _ONLY_TENSORS
+        tensors = batch if is_flat else tensors_in(batch)
         self._weak = list(map(_weak_reference, tensors))
-        self.kept = KeptBatch(batch, tensors) if is_kept else None
+        self.kept = KeptBatch(batch, list(tensors)) if is_kept else None
 
     @property
     def indices(self) -> Any:

@@ -1,0 +1,189 @@
+"""The cost of a step in processes of their own: some run plainly, others under `torchmedic run`, and they take turns.
+
+No process ever changes its hooks, so that its inline caches stay as they are in a real run. All processes are started
+and warmed up first; then each runs a short block in every round while the others wait for their turn, so that changes
+in the speed of the machine cancel. Two processes of one kind can differ by more than torchmedic costs, as their memory
+is laid out differently. So there are several of each kind, and the lower quartiles are compared.
+
+    python benchmarks/turns.py [--device cuda] [--models mlp cnn] [--processes 4] [--seconds 20] [--clock cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+WARM_UP_SECONDS, WARM_UP_STEPS = 2.0, 700  # the longer of both, but
+MAX_WARM_UP_SECONDS = 15.0
+BLOCK_SECONDS = 0.15
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+class Process:
+    """A training loop that runs a block of steps when it is asked to."""
+
+    def __init__(self, kind: str, command: Sequence[str]) -> None:
+        self.kind = kind
+        self.blocks: list[float] = []  # seconds per step
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def answer(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a process of kind {self.kind!r} ended with {self._process.wait()}")
+        return float(line)
+
+    def block(self, steps: int) -> None:
+        assert self._process.stdin is not None
+        print(steps, file=self._process.stdin, flush=True)
+        self.blocks.append(self.answer())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        self._process.wait(30)
+
+    @property
+    def step_seconds(self) -> float:
+        return statistics.quantiles(self.blocks, n=4)[0]
+
+
+def measure(
+    model: str,
+    device: str,
+    *,
+    loads: bool,
+    processes: int,
+    seconds: float,
+    clock: str = "wall",
+    kinds: Sequence[str] = ("plain", "torchmedic"),
+) -> dict[str, list[float]]:
+    """The seconds of a step in each process of each kind, smallest first."""
+    script = [str(Path(__file__).resolve()), "--worker", model, "--device", device, "--clock", clock]
+    script += ["--loads"] if loads else []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
+        started: list[Process] = []
+        warm: list[float] = []  # seconds of a step
+        for number in range(processes):
+            for kind in kinds:
+                # A process that waits for its turn is no stall.
+                watched = ["-m", "torchmedic", "run", "--stall-after", "0", "--output", f"{folder}/{kind}-{number}"]
+                watched = watched if kind != "plain" else []
+                started.append(Process(kind, [sys.executable, *watched, *script, "--kind", kind]))
+                closing.callback(started[-1].close)
+                if device == "cpu":  # threads of two processes that spin would wait for each other
+                    warm.append(started[-1].answer())
+        slowest = max(warm or [process.answer() for process in started])
+        steps = max(2, int(BLOCK_SECONDS / slowest))
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or len(started[0].blocks) < 4:
+            for process in started if len(started[0].blocks) % 2 else reversed(started):
+                process.block(2)  # the caches of the processor hold what another process has worked on
+                process.blocks.pop()
+                process.block(steps)
+    return {kind: sorted(each.step_seconds for each in started if each.kind == kind) for kind in kinds}
+
+
+def low(values: Sequence[float]) -> float:
+    """The lower quartile of the processes of one kind: those whose memory is laid out well."""
+    return statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
+
+
+def work(model: str, device: str, clock: str, kind: str, *, loads: bool) -> None:
+    """Be one of the processes."""
+    from loops import MODELS, Loop, mlp
+
+    build = next(build for build in (mlp, *MODELS[device]) if build.__name__ == model)
+    loop = Loop(build, device, CLOCKS[clock], loads=loads)
+    begun = time.monotonic()
+    for number in range(1 << 20):
+        loop.block(1)
+        taken = time.monotonic() - begun
+        if taken > MAX_WARM_UP_SECONDS or (taken > WARM_UP_SECONDS and number > WARM_UP_STEPS):
+            break
+    with changed(kind):
+        print(loop.block(5), flush=True)
+        for line in sys.stdin:
+            print(loop.block(int(line)), flush=True)
+
+
+@contextlib.contextmanager
+def changed(kind: str) -> Iterator[None]:
+    """Leave out what the name of a kind says: `torchmedic-without-NAME`, or `torchmedic-only-NAME`."""
+    _, _, name = kind.partition("torchmedic-")
+    if name:
+        from torchmedic.observe import lifecycle
+
+        agent = lifecycle.current()
+        assert agent is not None
+        without(agent, name)
+    yield
+
+
+def without(agent: Any, name: str) -> None:
+    """Remove hooks for good."""
+    from torchmedic.observe.hooks import patches
+
+    way, _, what = name.partition("-")
+    if name == "removed":
+        agent.hooks.remove()
+        return
+    if name == "paused":
+        agent.step.paused = True
+        agent.step.fast.on = False
+        return
+    is_kept = (lambda part: part == what) if way == "only" else (lambda part: part != what)
+    for owner, attribute, original in reversed(patches._made):
+        part = {"_engine_run_backward": "backward", "zero_grad": "zero_grad", "__next__": "next"}.get(attribute)
+        if not is_kept(part or attribute):
+            setattr(owner, attribute, original)
+    if not is_kept("step"):
+        agent.hooks._optimizers.remove()
+    if way == "only":
+        agent.hooks.forward.forget()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--models", nargs="+", default=["mlp"])
+    parser.add_argument("--processes", type=int, default=4, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each model")
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
+    parser.add_argument("--loads", action="store_true", help="feed the loop by a DataLoader")
+    parser.add_argument("--kinds", nargs="+", default=["plain", "torchmedic"])
+    parser.add_argument("--worker", metavar="MODEL", help=argparse.SUPPRESS)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(args.worker, args.device, args.clock, args.kind, loads=args.loads)
+        return
+    for model in args.models:
+        found = measure(
+            model,
+            args.device,
+            loads=args.loads,
+            processes=args.processes,
+            seconds=args.seconds,
+            clock=args.clock,
+            kinds=args.kinds,
+        )
+        plain = low(found["plain"])
+        for kind, values in found.items():
+            each = " ".join(f"{value * 1e6:.0f}" for value in values)
+            name = model + (", DataLoader" if args.loads else "")
+            print(f"{name:16s} {kind:28s} {low(values) * 1e6:8.1f} us {low(values) / plain:.4f}x  ({each})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
