@@ -186,7 +186,8 @@ def _stack_variables(frame: FrameType | None) -> Iterator[Any]:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             if is_user_file(frame.f_code.co_filename):
                 yield frame.f_globals
-            yield from list(frame.f_locals.values())
+            if frame.f_locals is not frame.f_globals:  # as those of a launcher's module are
+                yield from list(frame.f_locals.values())
         frame = frame.f_back
 
 
