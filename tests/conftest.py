@@ -52,8 +52,8 @@ _CASES_PER_CODE = {
     "test_memory_structures.py": 1,
     "test_memory_verdicts.py": 1,
     "test_number_rules.py": 1,
-    "test_rule_cases.py": 2,
-    "test_trajectory_rules.py": 2,
+    "test_rule_cases.py": 1,
+    "test_trajectory_rules.py": 1,
 }
 
 

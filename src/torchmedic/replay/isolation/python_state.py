@@ -55,7 +55,7 @@ _ATOMS = frozenset(
 _FOREIGN = frozenset(
     "torchmedic threading queue multiprocessing concurrent asyncio logging socket ssl subprocess selectors weakref "
     "_weakrefset importlib zipimport abc _abc typing re "
-    "IPython ipykernel zmq tornado traitlets jupyter_client comm debugpy execnet".split()
+    "IPython ipykernel zmq tornado traitlets jupyter_client comm debugpy execnet pytest _pytest pluggy xdist".split()
 )
 _STEADY: tuple[Any, ...] = (type(iter([])), type(iter(())), type(iter("")), type(iter(range(1))), type(iter(b"")))
 _NOT_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
