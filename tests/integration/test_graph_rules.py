@@ -106,6 +106,17 @@ def test_a_sequence_goes_by_its_place_in_the_batch_and_not_by_that_among_sorted_
     assert [place.label for place in diagnosis.locations] == ["sequence 1 has length 0", "`lengths` is made here"]
 
 
+def _multiply_a_slice_of_doubles() -> None:
+    rows = torch.rand(8, 4, dtype=torch.float64)
+    nn.Linear(4, 2)(rows[2:6])
+
+
+def test_a_slice_has_its_dtype_from_where_the_whole_is_made() -> None:
+    labels = {place.label for place in diagnosed(_multiply_a_slice_of_doubles).locations}
+
+    assert labels == {"float64, not float32", "`rows` becomes float64 here"}
+
+
 COMPILED = """
 import torch
 from torch import nn
