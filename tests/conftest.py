@@ -52,8 +52,8 @@ _CASES_PER_CODE = {
     "test_memory_structures.py": 1,
     "test_memory_verdicts.py": 1,
     "test_number_rules.py": 1,
-    "test_rule_cases.py": 2,
-    "test_trajectory_rules.py": 2,
+    "test_rule_cases.py": 1,
+    "test_trajectory_rules.py": 1,
 }
 
 
@@ -83,3 +83,9 @@ def _code_of(item: pytest.Item) -> str:
     if codes == "healthy":
         codes = call.id.partition("-")[0]
     return codes if isinstance(codes, str) else str(codes[0]) if codes else ""
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close the connection that pytest-rerunfailures leaves open in a worker: Python warns of it at the very end."""
+    if "PYTEST_XDIST_WORKER" in os.environ and (connection := getattr(config, "failures_db", None)) is not None:
+        connection.sock.close()

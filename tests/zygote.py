@@ -8,6 +8,7 @@ fork, in which the agent is installed as `inject/sitecustomize.py` would have do
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import gc
 import importlib
@@ -138,38 +139,7 @@ class Started:
 
 
 def serve() -> None:
-    gc.disable()  # to collect during imports takes a sixth of their time
-    import msgspec
-    import torch
-
-    import torchmedic
-    from torchmedic import records
-    from torchmedic.observe import budget
-    from torchmedic.report.html import page
-    from torchmedic.source.user_code import is_user_file
-
-    for module in ("torch._dynamo", "torch.profiler._cupti_monitor"):  # the first optimizer, and the first of its steps
-        with contextlib.suppress(ImportError):  # would import them in every script; not all versions have both
-            importlib.import_module(module)
-    for found in pkgutil.walk_packages(torchmedic.__path__, "torchmedic."):
-        if not found.name.startswith((*_NOT_LOADED, "torchmedic.__main__")):
-            importlib.import_module(found.name)
-    budget.FULL_SECONDS.update(leaks=10.0, norms=10.0)  # however slow the machine is
-    templates = page._environment()
-    for name in templates.list_templates(extensions=["j2"]):
-        templates.get_template(name)  # compiled once, and not in every run that has a diagnosis
-    for record in vars(records).values():
-        if isinstance(record, type) and issubclass(record, msgspec.Struct):
-            msgspec.json.Decoder(record)  # reads the annotations of its class once
-    for module in list(sys.modules.values()):
-        if isinstance(file := getattr(module, "__file__", None), str) and file != __file__:
-            is_user_file(file)  # remembered, as is the verdict in a user's process
-    torch.set_num_threads(1)
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False  # torch takes its 170 operator libraries apart again, in every process that ends
-    gc.collect()
-    gc.freeze()  # a collection in a fork would copy every page of this
-    gc.enable()
+    _import_everything()
     listener = socket.socket(fileno=0)
     controls: dict[int, socket.socket] = {}  # by descriptor, one for each worker
     runs: dict[int, _Run] = {}  # by the descriptor that tells of the end of a process
@@ -199,6 +169,43 @@ def serve() -> None:
                         os.killpg(run.pid, signal.SIGKILL)
             if not controls:
                 os._exit(0)
+
+
+def _import_everything() -> None:
+    """Read and compile once what every script needs. A walk over the variables of a stack meets none of it."""
+    gc.disable()  # to collect during imports takes a sixth of their time
+    import msgspec
+    import torch
+
+    import torchmedic
+    from torchmedic import records
+    from torchmedic.observe import budget
+    from torchmedic.report.html import page
+    from torchmedic.source.user_code import is_user_file, verdicts
+
+    for module in ("torch._dynamo", "torch.profiler._cupti_monitor"):  # the first optimizer, and the first of its steps
+        with contextlib.suppress(ImportError):  # would import them in every script; not all versions have both
+            importlib.import_module(module)
+    for found in pkgutil.walk_packages(torchmedic.__path__, "torchmedic."):
+        if not found.name.startswith((*_NOT_LOADED, "torchmedic.__main__")):
+            importlib.import_module(found.name)
+    budget.FULL_SECONDS.update(leaks=10.0, norms=10.0)  # however slow the machine is
+    templates = page._environment()
+    for name in templates.list_templates(extensions=["j2"]):
+        templates.get_template(name)  # compiled once, and not in every run that has a diagnosis
+    for record in vars(records).values():
+        if isinstance(record, type) and issubclass(record, msgspec.Struct):
+            msgspec.json.Decoder(record)  # reads the annotations of its class once
+    for module in list(sys.modules.values()):
+        if isinstance(file := getattr(module, "__file__", None), str):
+            is_user_file(file)  # remembered, as is the verdict in a user's process
+    verdicts[__file__] = False  # the frames below a script are not the user's
+    torch.set_num_threads(1)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch takes its 170 operator libraries apart again, in every process that ends
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy every page of this
+    gc.enable()
 
 
 class _Run(NamedTuple):
@@ -294,6 +301,7 @@ def _become(command: list[str], env: dict[str, str], *, watched: bool = True) ->
     sys.path[0] = os.path.dirname(script)
     main = types.ModuleType("__main__")
     main.__file__ = script
+    main.__dict__["__builtins__"] = builtins  # as in a script, and not a dictionary as in other modules
     sys.modules["__main__"] = main
     if watched:
         from torchmedic.integrations.telling import install

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from running import run_script
+from torch import nn
 
 from torchmedic.contained import on_fault
 from torchmedic.detect.failures.exceptions import Raised, symptom_of
@@ -90,6 +92,29 @@ def test_the_marked_line_is_blamed(case: Callable[[], None]) -> None:
     if code != "TM900":
         assert diagnosis.treatments, "a diagnosis helps"
         assert not diagnosis.message.endswith(".")
+
+
+def _pack_an_empty_sequence() -> None:
+    lengths = torch.tensor([3, 0, 5])
+    nn.utils.rnn.pack_padded_sequence(torch.rand(3, 5, 2), lengths, batch_first=True, enforce_sorted=False)
+
+
+def test_a_sequence_goes_by_its_place_in_the_batch_and_not_by_that_among_sorted_ones() -> None:
+    diagnosis = diagnosed(_pack_an_empty_sequence)
+
+    assert diagnosis.message == "`pack_padded_sequence`: sequence 1 has length 0"
+    assert [place.label for place in diagnosis.locations] == ["sequence 1 has length 0", "`lengths` is made here"]
+
+
+def _multiply_a_slice_of_doubles() -> None:
+    rows = torch.rand(8, 4, dtype=torch.float64)
+    nn.Linear(4, 2)(rows[2:6])
+
+
+def test_a_slice_has_its_dtype_from_where_the_whole_is_made() -> None:
+    labels = {place.label for place in diagnosed(_multiply_a_slice_of_doubles).locations}
+
+    assert labels == {"float64, not float32", "`rows` becomes float64 here"}
 
 
 COMPILED = """

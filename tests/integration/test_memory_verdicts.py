@@ -323,7 +323,12 @@ confusion(1000)
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+LONG = {"many turns of a cell, of which none is an earlier step"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in FAILURES]
+)
 def test_the_verdict_and_the_line(tmp_path: Path, name: str) -> None:
     codes, body, words = FAILURES[name]
     source = HEAD + body

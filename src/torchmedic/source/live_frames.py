@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.syntax import function_name, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import function_name, function_tree, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file, relative, source_line
 
 # Frames with the line and column that each is at, innermost first.
@@ -71,7 +71,9 @@ class Frame:
 
     @functools.cached_property
     def tree(self) -> ast.Module | None:
-        return syntax_tree(self.file, self.live.f_globals)
+        """The syntax of the user's file; in a library, that of the function alone."""
+        known = None if self.is_user else function_tree(self.live.f_code, self.live.f_globals)
+        return known or syntax_tree(self.file, self.live.f_globals)
 
     @property
     def instruction(self) -> str:

@@ -36,6 +36,35 @@ def syntax_tree(file: str, module_globals: dict[str, Any] | None = None) -> ast.
     return _parsed(file, text) if text and not text.isspace() else None  # Python 3.13 has a newline for an empty file
 
 
+def function_tree(code: CodeType, module_globals: dict[str, Any] | None = None) -> ast.Module | None:
+    """The function alone that some code was compiled from, at its place in the file; None where that cannot be cut out.
+
+    To parse a file of torch takes a hundred times as long.
+    """
+    if code.co_name.startswith("<"):
+        return None
+    lines = linecache.getlines(code.co_filename, module_globals)
+    return _parsed_function("".join(lines[code.co_firstlineno - 1 : _last_line(code)]), code.co_firstlineno)
+
+
+def _last_line(code: CodeType) -> int:
+    """The last line of some code, functions that are defined in it included."""
+    inner = [_last_line(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return max([code.co_firstlineno, *inner, *(end for _, end, _, _ in code.co_positions() if end is not None)])
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed_function(text: str, line: int) -> ast.Module | None:
+    is_method = text[:1].isspace()
+    try:
+        tree = ast.parse(f"class _:\n{text}" if is_method else text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    if is_method and isinstance(tree.body[0], ast.ClassDef):
+        tree.body = tree.body[0].body
+    return ast.increment_lineno(tree, line - (2 if is_method else 1)) if tree.body else None
+
+
 def nodes_in(tree: ast.AST | None) -> Iterator[ast.AST]:
     """A node and all nodes below it, as `ast.walk` gives them; nothing where there is no source."""
     if isinstance(tree, ast.Module):

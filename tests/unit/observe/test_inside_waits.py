@@ -74,6 +74,16 @@ def test_queues_tell_how_full_they_are() -> None:
     between.close()
 
 
+def test_a_queue_that_an_iterator_reads_goes_by_its_name() -> None:
+    tasks: queue.Queue[int | None] = queue.Queue()
+
+    def work() -> None:
+        for _ in iter(tasks.get, None):
+            pass
+
+    assert _wanted(work, lambda: tasks.put(None)).name == "tasks"
+
+
 def test_barriers_tell_who_is_missing() -> None:
     barrier = threading.Barrier(3)
     found = _wanted(barrier.wait, barrier.abort, lambda frames: waited_for(frames) if barrier.n_waiting else None)

@@ -21,7 +21,12 @@ def results(folder: Path, name: str, count: int, times: int) -> list[Result]:
     return msgspec.json.decode(finished.stdout.splitlines()[-1], type=list[Result])
 
 
-@pytest.mark.parametrize("name", LOOPS)
+IN_SHORT = {"adam", "scaler", "batch_norm", "gan"}  # the loops that `make test` runs
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS]
+)
 def test_one_fault_at_any_operation(name: str, tmp_path: Path) -> None:
     found = results(tmp_path, name, 30, 1)
     seen = Counter(how for each in found for how in each.how)

@@ -91,6 +91,9 @@ def uncut(spot: Spot, name: str) -> Iterator[Candidate]:
 def _uncut(file: str, node: ast.expr, name: str) -> Iterator[tuple[str, str]]:
     """Titles, and the source of an expression that does the same without the cut."""
     match node:
+        case ast.Call(keywords=named) if name == "grad" and not any(each.arg == "create_graph" for each in named):
+            text = rewritten(file, node)
+            yield "pass `create_graph=True`", f"{text[:-1].rstrip().rstrip(',')}, create_graph=True)"
         case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr == name and not _is_torch(owner):
             yield f"leave `.{name}()` out", rewritten(file, owner)
         case ast.Attribute(value=owner, attr="data") if name in ("data", "detach"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import sys
@@ -13,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
-from torchmedic.source.lookup.failing_call import Argument, Call
+from torchmedic.replay.trace.operations import storage_of
+from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
 from torchmedic.source.lookup.origins import Origin, built_at, module_path, origin_of, user_argument
 from torchmedic.source.user_code import is_user_file
 
@@ -60,9 +62,25 @@ def origin(evidence: RaisedEvidence, value: Any) -> Origin | None:
     return None if passed is None else origin_of(evidence.frames, passed[0], passed[1].node)
 
 
-def made_here(evidence: RaisedEvidence, value: Any, what: str) -> Location | None:
-    """Where a value came from, labelled: `x` becomes [4, 16] here."""
+def origin_of_whole(evidence: RaisedEvidence, value: torch.Tensor) -> Origin | None:
+    """The statement that made a tensor, or the tensor of which it is a slice: `x` in `model(x[i : i + 8])`.
+
+    A slice has the dtype and the values of the whole tensor, but another shape.
+    """
+    frame = evidence.user_frame
     found = origin(evidence, value)
+    call = raising_call(frame) if frame is not None and found is None else None
+    for argument in call.arguments if call is not None else ():
+        if frame is not None and isinstance(argument.node, ast.Subscript):
+            whole = read(argument.node.value, frame)
+            if isinstance(whole, torch.Tensor) and storage_of(whole) == storage_of(value) is not None:
+                return origin_of(evidence.frames, frame, argument.node.value)
+    return found
+
+
+def made_here(evidence: RaisedEvidence, value: Any, what: str, *, whole: bool = False) -> Location | None:
+    """Where a value came from, labelled: `x` becomes [4, 16] here. `whole` takes the tensor for its slice."""
+    found = origin_of_whole(evidence, value) if whole else origin(evidence, value)
     if found is None:
         return None
     return found.location("origin", came_to_be(found, what))

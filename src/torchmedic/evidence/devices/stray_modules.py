@@ -204,8 +204,12 @@ def _named_modules(frame: Frame) -> Iterator[tuple[str, torch.nn.Module]]:
 def model_left_behind(stray: Stray) -> Reason | None:
     """The batch was brought to a device, the model was not."""
     models = [root for root in roots(stray.evidence.frames) if any(True for _ in root.parameters())]
-    if stray.split.home.type != "cpu" or not models:
+    if stray.split.home.type != "cpu" or not models or attribute(stray) is not None:
         return None
+    inside = {(frame.file, frame.function) for frame in stray.evidence.frames if frame.module is not None}
+    spots = [birth.made.spot for birth in stray.births if birth.made is not None]
+    if any(spot is not None and (spot.file, spot.function) in inside for spot in spots):
+        return None  # the model made it
     origin = stray.origin
     return Reason(
         kind="module",

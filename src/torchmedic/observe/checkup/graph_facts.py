@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,9 +55,9 @@ def loss_of_knowing_nothing(root: torch.Tensor, classes: int) -> float | None:
     kind = node.name().rstrip("0123456789") if node is not None else ""
     if kind in ("NllLossBackward", "NllLoss2DBackward", "NllLoss"):
         return math.log(classes) if node._saved_reduction == 1 and classes > 1 else None
-    if kind == "BinaryCrossEntropyWithLogitsBackward":
-        plain = node._saved_reduction == 1 and node._saved_pos_weight is None and node._saved_weight is None
-        return math.log(2) if plain else None
+    if kind == "BinaryCrossEntropyWithLogitsBackward" and node._saved_reduction == 1:
+        with suppress(RuntimeError):  # freed by an earlier backward pass
+            return math.log(2) if node._saved_pos_weight is None and node._saved_weight is None else None
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -261,13 +262,10 @@ class LossGraph:
             node.dim = signed(int(raw._saved_dim))
         node.dims = order_of_dims(node.kind, raw, len(node.shape or ()))
         if self._may_read and self._measured < _MAX_GATES:
-            try:
+            with suppress(RuntimeError):  # freed, or overwritten since, which backward itself will complain of
                 node.closed = is_closed(node.kind, raw)
-            except RuntimeError:
-                node.closed = None  # overwritten since, which backward itself will complain of
+                node.largest = largest_given(node.kind, raw) if self.step == 0 else None
             self._measured += node.closed is not None
-            if self.step == 0:
-                node.largest = largest_given(node.kind, raw)
 
     def _of_knowing_nothing(self, roots: list[torch.Tensor]) -> float | None:
         if len(roots) != 1 or self.roots[0].node is None:

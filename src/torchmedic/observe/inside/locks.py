@@ -14,7 +14,7 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
-from torchmedic.observe.inside.peek import MISSING, attribute, expression, value_of, variables
+from torchmedic.observe.inside.peek import MISSING, attribute, expression, under_way, value_of, variables
 from torchmedic.records.inside import LockView
 from torchmedic.source.syntax import FUNCTIONS, first_line, has_line, nodes_in, own_nodes, syntax_tree
 from torchmedic.source.user_code import is_user_file
@@ -155,9 +155,11 @@ def _called_on(frame: FrameType) -> tuple[Any, str]:
 
 def _name(frame: FrameType, function: str) -> str:
     text, node = expression(frame)
-    for call in nodes_in(node):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == function:
-            return ast.unparse(call.func.value)
+    loop = under_way(frame)
+    # The method is called here, or by an iterator as in `for item in iter(queue.get, None):`.
+    for method in nodes_in(loop.iter if isinstance(loop, ast.For) else node):
+        if isinstance(method, ast.Attribute) and method.attr == function:
+            return ast.unparse(method.value)
     if node is not None and not isinstance(node, ast.Call):
         return ast.unparse(node)
     return " ".join(text.split())[:60]

@@ -55,7 +55,7 @@ _ATOMS = frozenset(
 _FOREIGN = frozenset(
     "torchmedic threading queue multiprocessing concurrent asyncio logging socket ssl subprocess selectors weakref "
     "_weakrefset importlib zipimport abc _abc typing re "
-    "IPython ipykernel zmq tornado traitlets jupyter_client comm debugpy execnet".split()
+    "IPython ipykernel zmq tornado traitlets jupyter_client comm debugpy execnet pytest _pytest pluggy xdist".split()
 )
 _STEADY: tuple[Any, ...] = (type(iter([])), type(iter(())), type(iter("")), type(iter(range(1))), type(iter(b"")))
 _NOT_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
@@ -186,7 +186,8 @@ def _stack_variables(frame: FrameType | None) -> Iterator[Any]:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             if is_user_file(frame.f_code.co_filename):
                 yield frame.f_globals
-            yield from list(frame.f_locals.values())
+            if frame.f_locals is not frame.f_globals:  # as those of a launcher's module are
+                yield from list(frame.f_locals.values())
         frame = frame.f_back
 
 

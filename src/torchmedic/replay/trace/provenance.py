@@ -63,7 +63,8 @@ class Provenance(TorchFunctionMode):
         result = func(*args, **kwargs)
         outputs = tuple(value for value in tree_iter(result) if isinstance(value, torch.Tensor))
         sets_data = name == "data" and getattr(func, "__name__", "") == "__set__"
-        if name in _SKIPPED or not (outputs or name in _LEAVES_TORCH or sets_data):
+        is_skipped = name in _SKIPPED and func is not torch.autograd.grad  # `x.grad` has that name too
+        if is_skipped or not (outputs or name in _LEAVES_TORCH or sets_data):
             return result
         keeps_grad = any(tensor.requires_grad for tensor in outputs)
         stack = user_spots(sys._getframe(1))

@@ -25,7 +25,8 @@ _BASES = (list, tuple, dict, deque, set, frozenset)
 
 
 def _base(container: Any) -> Any:
-    return next(base for base in _BASES if isinstance(container, base))
+    kind = type(container)
+    return kind if kind in _BASES else next(base for base in _BASES if issubclass(kind, base))
 
 
 def length(container: Any) -> int:

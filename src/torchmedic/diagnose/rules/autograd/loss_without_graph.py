@@ -3,9 +3,10 @@
 What: a gradient flows only through operations that autograd has recorded. The loss has no such record, because the
 graph was cut somewhere between the parameters and the loss.
 
-Why: `detach()`, `.data`, `.item()`, NumPy or `torch.tensor(...)` between the parameters and the loss; an operation with
-no derivative (argmax, a comparison, a cast to integers); a forward pass under `torch.no_grad()` or `inference_mode()`;
-a loss that is not computed from the output of the model at all; or every parameter is frozen.
+Why: `detach()`, `.data`, `.item()`, NumPy or `torch.tensor(...)` between the parameters and the loss; a loss of
+gradients that `autograd.grad` gave without `create_graph=True`; an operation with no derivative (argmax, a comparison,
+a cast to integers); a forward pass under `torch.no_grad()` or `inference_mode()`; a loss that is not computed from the
+output of the model at all; or every parameter is frozen.
 
 Cure: keep the loss in torch, in floating point and with gradients on, from the parameters to `backward()`.
 """
@@ -134,6 +135,9 @@ def _explain(failure: BackwardFailure, call: FunctionCall) -> Finding:
     if call.name in ("detach", "detach_", "data"):
         why = f"`{call.name}` gives a tensor without its history"
         advice = f"leave `{call.name}` out on the way to the loss"
+    elif call.name == "grad":
+        why = "`autograd.grad` gives gradients without a graph unless `create_graph=True` is passed"
+        advice = "pass `create_graph=True`"
     elif call.name in ("tensor", "as_tensor", "new_tensor"):
         why = f"`{call.name}` copies the values into a new tensor, which has no history"
     elif lost is not None and not (lost.is_floating_point() or lost.is_complex()):

@@ -79,7 +79,7 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
     first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "index")
     draft = check.draft(evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; valid is {valid}")
     draft.at(*evidence.at_user_line("cause", f"index {strays.values[0]} meets {lookup.size_words}"))
-    draft.at(made_here(evidence, lookup.index, "comes from"))
+    draft.at(made_here(evidence, lookup.index, "comes from", whole=True))
     draft.at(table_built_at(evidence.frames, lookup.table, lookup.layer, f"{lookup.size_words}, set here"))
     extent = span(index)
     if extent is not None and strays.total > 1:

@@ -96,7 +96,7 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
         evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; {known} means labels {valid}"
     )
     draft.at(*evidence.at_user_line("cause", f"label {strays.values[0]} meets {known}"))
-    draft.at(made_here(evidence, given.labels, "comes from"))
+    draft.at(made_here(evidence, given.labels, "comes from", whole=True))
     layer = None
     if given.scores is not None:
         layer = maker_of(given.scores, classes, evidence.frames)

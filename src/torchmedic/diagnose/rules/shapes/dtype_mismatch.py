@@ -20,7 +20,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS
-from torchmedic.diagnose.words.tensors import came_to_be, dtype, layer_name, layer_of, origin, shape
+from torchmedic.diagnose.words.tensors import came_to_be, dtype, layer_name, layer_of, origin_of_whole, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.lookup.failing_call import Argument, Call
 
@@ -103,7 +103,7 @@ def _from_torch(evidence: RaisedEvidence) -> bool:
 
 
 def _came_from(evidence: RaisedEvidence, found: Odd, draft: Draft) -> None:
-    made = origin(evidence, found.tensor)
+    made = origin_of_whole(evidence, found.tensor)
     if made is None:
         return
     draft.at(made.location("origin", came_to_be(made, f"becomes {dtype(found.tensor)}")))

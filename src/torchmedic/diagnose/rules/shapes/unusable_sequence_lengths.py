@@ -40,7 +40,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
             else "give one length per sequence"
         )
     elif min(values, default=1) <= 0:
-        why = f"sequence {values.index(min(values))} has length {min(values)}"
+        order = known.get("sorted_indices")  # with `enforce_sorted=False` the lengths are sorted by now
+        shortest = values.index(min(values))
+        why = f"sequence {shortest if order is None else int(order[shortest])} has length {min(values)}"
         advice = "leave empty sequences out of the batch, or give them one padding element"
     elif known.get("enforce_sorted") and values != sorted(values, reverse=True):
         at = next(at for at in range(1, len(values)) if values[at] > values[at - 1])
@@ -50,5 +52,6 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     draft = check.draft(evidence, "proven", f"`pack_padded_sequence`: {why}", f"the padded batch is {shape(padded)}")
     draft.at(*evidence.at_user_line("cause", why))
-    draft.at(made_here(evidence, lengths, "is made"))
+    call = evidence.find("pack_padded_sequence")
+    draft.at(made_here(evidence, call.get(1, "lengths") if call is not None else lengths, "is made"))
     return draft.help(advice)

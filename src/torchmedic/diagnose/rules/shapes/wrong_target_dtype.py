@@ -60,7 +60,7 @@ def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tupl
         "class indices are int64" if indices else f"the input is {dtype(given.input)}, and so must the target be"
     )
     draft.at(*places)
-    draft.at(made_here(evidence, given.target, f"becomes {dtype(given.target)}"))
+    draft.at(made_here(evidence, given.target, f"becomes {dtype(given.target)}", whole=True))
     if list(given.target.shape) == list(given.input.shape) and given.loss in CLASSIFYING:
         draft.because("a target of the shape of the scores is read as one probability per class")
         draft.help("pass the class indices themselves, or convert these probabilities: `target.float()`")
