@@ -33,9 +33,8 @@ _MAX_POINTS = 5
 _MAX_POINTS_WITH_VALUES = 3  # that keep the variables of their frame
 _MAX_BATCH_BYTES = 64 << 20  # of all batches that are kept
 _SHARED_MEMORY_FACTOR = 4  # what lies in shared memory counts so many times
-_TINY_BATCH_BYTES = _MAX_BATCH_BYTES // (
-    _SHARED_MEMORY_FACTOR * (_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
-)  # so many bytes may be kept of each, wherever they lie
+# So many bytes may be kept of each, wherever they lie.
+_TINY_BATCH_BYTES = _MAX_BATCH_BYTES // (_SHARED_MEMORY_FACTOR * (_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS))
 _MAX_HELD_BYTES = 1 << 18  # of a tensor on a device that is held
 _MAX_HELD_HOST_BYTES = 1 << 16  # of a tensor in host memory: larger ones, held one by one, would fragment the heap
 _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
@@ -276,10 +275,10 @@ def kept(value: Any, depth: int = 2) -> Any:
         limit = _MAX_HELD_HOST_BYTES if value.is_cpu else _MAX_HELD_BYTES
         big = value.nbytes > limit if value.layout is torch.strided else True
         return Kept(weakref.ref(value), None if big else value.detach(), value._version)
-    if hasattr(type(value), "__array_interface__"):
+    kind = type(value)
+    if hasattr(kind, "__array_interface__"):
         return value if value.nbytes <= _MAX_HELD_HOST_BYTES else GONE
     if depth:
-        kind = type(value)
         if (kind in (tuple, list) or hasattr(kind, "_make")) and len(value) <= 16:
             return getattr(kind, "_make", kind)([kept(item, depth - 1) for item in value])
         if kind is dict and len(value) <= 32:
@@ -296,7 +295,6 @@ def given_back(value: Any) -> Any:
     kind = type(value)
     if kind in (tuple, list, dict) or hasattr(kind, "_make"):
         items = [given_back(item) for item in (value.values() if kind is dict else value)]
-        if any(item is GONE for item in items):
-            return GONE
-        return dict(zip(value, items, strict=True)) if kind is dict else getattr(kind, "_make", kind)(items)
+        given = dict(zip(value, items, strict=True)) if kind is dict else getattr(kind, "_make", kind)(items)
+        return GONE if any(item is GONE for item in items) else given
     return value

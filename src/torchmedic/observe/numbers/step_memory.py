@@ -20,6 +20,7 @@ import torch
 
 from torchmedic.observe.budget import Account
 from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards, UpdateEnd
+from torchmedic.observe.numbers.loss_jumps import LossJumps
 from torchmedic.observe.numbers.loss_trend import RISE, LossTrend
 from torchmedic.observe.numbers.state_copies import Copy, NoRoom, parameters_of, take_copy
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
@@ -42,10 +43,6 @@ _MAX_LEAF_BYTES = 1 << 20  # of the tensors that one call of a loop without an o
 _MAX_TRENDS = 16
 _UPDATES_OF_LOST_TRAINING = 6  # in a row
 _UPDATES_OF_FAR_LOSS = 48  # after which training is not expected to recover
-_JUMP = 10.0  # times its usual size: a loss after an update that may have killed the network
-_HUGE_JUMP = 1e4  # times its usual size: one dead layer is enough to look closer
-_MAX_JUMPS = 4  # after which a network is looked at
-_UPDATES_AFTER_JUMP = 16  # after which it is looked at
 
 
 class StepMemory:
@@ -75,15 +72,12 @@ class StepMemory:
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
         self.is_far = False  # the loss left its earlier level long ago, and did not come back
         self._pinned: list[Window] = []  # what can be run again of the updates in which the loss left its level
-        self._before_jump: list[Window] = []  # what can be run again of the updates that end in a jump of the loss
-        self._jumps = 0
-        self._is_huge_jump = False  # the last one
-        self._since_jump = 0  # updates that are left until the network is looked at; 0: there was no jump
+        self._jumps = LossJumps()
         self.refused = ""  # why there are no copies
 
     def windows(self) -> list[Window]:
         """What can be run again: from the beginning of training, then from the older copies on."""
-        return [*self._pinned, *self._present_windows(), *self._before_jump]
+        return [*self._pinned, *self._present_windows(), *self._jumps.windows]
 
     def _departure(self) -> list[Window]:
         return [window._replace(reaches_present=False, is_departure=True) for window in self._present_windows()]
@@ -180,8 +174,8 @@ class StepMemory:
             loss: The last one, where it is known.
         """
         rises = self._note(place, loss)
-        if self._since_jump:
-            self._look_after_jump(optimizer)
+        if self._jumps.updates_left and self._jumps.has_killed(optimizer, is_readable=not self.is_late):
+            self.is_far = True
         if not self.is_open:
             return
         call = self._kept.calls[-1] if self._kept.calls else None
@@ -200,17 +194,14 @@ class StepMemory:
             return False
         usual = trend.usual
         rises = trend.note(loss)
-        if rises and loss > _JUMP * usual and not self._since_jump and self._jumps < _MAX_JUMPS:
-            self._jumps += 1
-            self._is_huge_jump = loss > _HUGE_JUMP * usual
-            self._since_jump = _UPDATES_AFTER_JUMP
-            self._before_jump = self._departure()
+        if rises:
+            self._jumps.note(loss, usual, self._departure)
         self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
         ceiling = RISE * trend.usual
         if len(self._trends) == 1 and not self.is_far:  # a loss of several may rise because another falls, as of a GAN
             self._note_far(trend.far)
-            ceiling = 0.0 if trend.far or self._since_jump else ceiling  # every loss is looked at
+            ceiling = 0.0 if trend.far or self._jumps.updates_left else ceiling  # every loss is looked at
         if ceiling > self.ceiling or len(self._trends) == 1:
             self.ceiling = ceiling
         if rises and not self.is_open and self._rises < _MAX_RISES:
@@ -219,7 +210,7 @@ class StepMemory:
 
     def forget_far(self) -> None:
         """The loss that left its level was asked about: what was kept for that is no longer needed."""
-        self._pinned = self._before_jump = []
+        self._pinned = self._jumps.windows = []
 
     def _note_far(self, updates: int) -> None:
         """Keep what shows how the loss left its level, until it is clear whether the loss comes back."""
@@ -228,18 +219,6 @@ class StepMemory:
         elif not updates:
             self._pinned = []
         self.is_far = updates >= _UPDATES_OF_FAR_LOSS
-
-    def _look_after_jump(self, optimizer: Any) -> None:
-        """Whether the update before a jump of the loss has killed the network: no gradient reaches its matrices.
-
-        The loss may be small again by then, and stays where it is.
-        """
-        self._since_jump -= 1
-        if not self._since_jump and not self.is_late:
-            matrices = [tensor.grad for tensor in parameters_of(optimizer) if tensor.dim() > 1]
-            dead = sum(gradient is not None and not bool(gradient.any()) for gradient in matrices)
-            self.is_far = self.is_far or dead > (0 if self._is_huge_jump else len(matrices) / 2)
-            self._before_jump = self._before_jump if self.is_far else []
 
     # Copies
 
@@ -294,7 +273,7 @@ class StepMemory:
         self._start = self._risen = None
         self._copies.clear()
         self._first.clear()
-        self._pinned = self._before_jump = []
+        self._pinned = self._jumps.windows = []
 
 
 def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:

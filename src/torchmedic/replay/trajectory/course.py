@@ -129,8 +129,7 @@ class Trajectory:
             return None
         finally:
             self.seconds += self._now() - started
-        weights, distances = zip(*sizes, strict=True)
-        return Course(change, tuple(losses), weights, distances)
+        return Course(change, tuple(losses), *zip(*sizes, strict=True))
 
     def look(self) -> Microscope | None:
         """The first step under the microscope, with the weights of the copy."""
@@ -218,8 +217,7 @@ class Trajectory:
         roots = [root for root in played.roots if root.numel() == 1]
         loss = float(roots[-1].detach().item()) if roots else math.nan
         outside = max(0, len(unit.before) + 1 - len(played.backward_calls))
-        for call in unit.before[:outside]:
-            step = self._step_of(call)
+        for step in map(self._step_of, unit.before[:outside]):
             runner = step.runner
             if unit.step.runner.frozen and not runner.frozen and isinstance(runner, EarlierStepRunner):
                 runner.freeze_data()
