@@ -77,7 +77,7 @@ class StepMemory:
 
     def windows(self) -> list[Window]:
         """What can be run again: from the beginning of training, then from the older copies on."""
-        return [*self._pinned, *self._present_windows(), *self._jumps.windows]
+        return [*self._pinned, *self._present_windows()]
 
     def _departure(self) -> list[Window]:
         return [window._replace(reaches_present=False, is_departure=True) for window in self._present_windows()]
@@ -175,7 +175,7 @@ class StepMemory:
         """
         rises = self._note(place, loss)
         if self._jumps.updates_left and self._jumps.has_killed(optimizer, is_readable=not self.is_late):
-            self.is_far = True
+            self.is_far, self._pinned = True, self._jumps.windows
         if not self.is_open:
             return
         call = self._kept.calls[-1] if self._kept.calls else None
