@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -104,3 +106,27 @@ def test_a_handler_of_the_users_own_is_called_and_stays() -> None:
         assert (got, signal.getsignal(signal.SIGURG)) == ([signal.SIGURG], theirs)
     finally:
         signal.signal(signal.SIGURG, before)
+
+
+TRACED_AFTER_AN_ALARM = """
+import contextlib, sys, threading, time
+from torchmedic.replay.isolation.alarm import Alarm
+
+def work(length):
+    with contextlib.suppress(TimeoutError), Alarm(time.monotonic() + 0.05, TimeoutError):
+        time.sleep(length)
+
+for length in (0, 0.2):
+    thread = threading.Thread(target=work, args=(length,))
+    thread.start()
+    thread.join()
+
+sys.settrace(lambda frame, event, argument: None)
+print(time.strptime("2026", "%Y").tm_year)
+"""
+
+
+def test_nothing_is_left_under_way_to_a_thread() -> None:
+    """Python 3.11 would stand still in the first function that is traced."""
+    done = subprocess.run([sys.executable, "-c", TRACED_AFTER_AN_ALARM], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2026\n", done.stderr

@@ -39,6 +39,7 @@ class Alarm:
         self._previous: Any = None
         self._timer: _Timer | None = None
         self._over = threading.Event()
+        self._is_rung = False  # by the other thread
         self._guard = threading.Lock()  # nothing is raised by the other thread once we have been left
 
     def __enter__(self) -> Alarm:
@@ -65,7 +66,8 @@ class Alarm:
             return
         with self._guard:
             self._over.set()
-            _raise_in(threading.get_ident(), None)  # it may be under way
+        if self._is_rung:
+            _take_back()
 
     def _watch(self, thread: int, seconds: float) -> None:
         if hasattr(signal, "pthread_sigmask"):
@@ -74,6 +76,7 @@ class Alarm:
             return
         with self._guard:
             if not self._over.is_set():
+                self._is_rung = True
                 _raise_in(thread, self._error)
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
@@ -110,10 +113,25 @@ def _processor_time() -> float:
     return time.process_time() + waited / 1e9
 
 
-def _raise_in(thread: int, error: type[Exception] | None) -> None:
-    """Raise in another thread as soon as it runs Python; None takes that back."""
-    raised = ctypes.py_object() if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int, error: type[Exception]) -> None:
+    """Raise in another thread as soon as it runs Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+class _TakenBack(Exception):
+    pass
+
+
+def _take_back() -> None:
+    """Put an exception of ours in the place of one that may be under way to this thread, and catch it.
+
+    If an exception is taken back by NULL, Python 3.11 goes on to look for one at every call, and a trace function then
+    never gets past the first line of a function.
+    """
+    with contextlib.suppress(_TakenBack):
+        _raise_in(threading.get_ident(), _TakenBack)
+        while True:
+            time.sleep(0)
 
 
 class _Event(ctypes.Structure):
