@@ -159,3 +159,41 @@ def test_five_ways_to_train(tmp_path: Path) -> None:
     assert report["diagnoses"] == []
     # 12 plain, 2 x 6 with workers, 8 of the GAN (the judge steps twice in each), 3 of AMP, 3 of LBFGS.
     assert report["outcome"]["steps"] >= 12 + 12 + 8 + 3 + 3
+
+
+# The second optimizer is made after the copy of the weights that the last steps are run again from.
+SPOILED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+encoder, head = nn.Linear(4, 2), nn.Linear(2, 3)
+first = torch.optim.Adam(encoder.parameters(), lr=1e-3)
+for step in range(3):
+    first.zero_grad()
+    encoder(torch.randn(6, 4)).square().mean().backward()
+    first.step()
+second = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+for step in range(4):
+    x = torch.randn(6, 4)
+    with torch.no_grad():
+        z = encoder(x) - (encoder.bias if step == 2 else 0)
+        z[4] *= step != 2
+    loss = nn.functional.cross_entropy(head(z / z.abs().amax(1, keepdim=True)), torch.randint(0, 3, (6,)))
+    second.zero_grad()
+    loss.backward()
+    print(step, loss.item(), head.weight.tolist(), head.weight.grad.tolist(), second.state_dict())
+    second.step()
+"""
+
+
+def test_a_step_that_was_examined_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPOILED)
+
+    plain, other = plainly(tmp_path, "train.py"), watched(tmp_path, "train.py")
+
+    assert plain.status == 0, plain.stderr
+    assert "nan" in plain.stdout
+    assert other.stdout == plain.stdout
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [found["code"] for found in report["diagnoses"]] == ["TM201"]

@@ -65,7 +65,11 @@ class Inputs:
         if known is not None:
             return known
         copy = host_copy(tensor)
-        layout, order = _layout(tensor)
+        try:
+            layout, order = _layout(tensor)
+            grad = grad if grad is not None else _leafhood(tensor)
+        except RuntimeError as error:  # one of several views of a tensor that was written to
+            raise NotRecordable("torch refuses to tell the graph of an argument") from error
         name = self._free(hint)
         self.specs.append(
             Input(
@@ -73,7 +77,7 @@ class Inputs:
                 dtype=str(copy.dtype).removeprefix("torch."),
                 shape=tuple(copy.shape),
                 device=_device(tensor),
-                grad=grad if grad is not None else _leafhood(tensor),
+                grad=grad,
                 layout=layout,
                 order=order,
             )

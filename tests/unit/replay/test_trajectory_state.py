@@ -151,3 +151,15 @@ def test_a_recorded_loss_that_a_scaler_has_multiplied() -> None:
     assert difference_of(float("nan"), float("inf"), is_scaled=True) == 0
     assert difference_of(1.0, float("nan"), is_scaled=True) == float("inf")
     assert difference_of(0.0, 5.0, is_scaled=True) == 1
+
+
+def test_a_weight_that_is_not_to_be_updated_keeps_its_value_and_its_gradient() -> None:
+    updated, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    present = other.grad = torch.full((2,), 5.0)
+    optimizer = torch.optim.SGD([updated, other], lr=0.5)
+
+    update(optimizer, [(updated, torch.ones(2))], [0.5], {})
+
+    assert updated.tolist() == [0.5, 0.5]
+    assert other.tolist() == [1.0, 1.0]
+    assert other.grad is present

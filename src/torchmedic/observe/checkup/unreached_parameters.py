@@ -81,7 +81,11 @@ class Unreached:
                 self._seen.add(id(optimizer))
             if has_gradients or not has_closure:
                 self.has_whole |= not has_gradients
-                lacking = [Missing(tensor) for tensor in parameters if tensor.requires_grad and tensor.grad is None]
+                lacking = [
+                    Missing(tensor)
+                    for tensor in parameters
+                    if tensor.requires_grad and tensor.grad is None and not tensor.is_inference()
+                ]
                 self._lacking |= {id(optimizer)} if lacking else set()
                 self.missing += lacking
         if self.missing:

@@ -22,6 +22,7 @@ class State(NamedTuple):
 class _Part:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = weakref.ref(tensor)
+        self._is_counted = not tensor.is_inference()  # else torch does not count the writes to it
         self._gradient: weakref.ref[torch.Tensor] | None = None
         self._number = 0
 
@@ -30,12 +31,13 @@ class _Part:
         if tensor is None:
             return -1, 0, 0
         gradient = tensor.grad
+        writes = tensor._version if self._is_counted else 0
         if gradient is None:
-            return 0, 0, tensor._version
+            return 0, 0, writes
         if self._gradient is None or self._gradient() is not gradient:
             self._number += 1
             self._gradient = weakref.ref(gradient)
-        return self._number, gradient._version, tensor._version
+        return self._number, gradient._version, writes
 
     def norm(self, *, wait: bool) -> float | None:
         tensor = self.tensor()

@@ -269,6 +269,8 @@ class Trajectory:
             optimizer = end.optimizer()
             if optimizer is None:
                 raise _Stopped("an optimizer is gone")
+            if not any(held.optimizer() is optimizer for held in self._copy.optimizers):
+                raise _Stopped("an optimizer was made later")  # an update by it could not be undone
             factor = share * (change.rate if change.only is None or change.only is optimizer else 1.0)
             if factor == 0:
                 continue

@@ -79,7 +79,7 @@ def update(
         evaluate: Gives the loss and the gradients for other weights, for an optimizer that asks for them (LBFGS).
         momenta: The momentum or the betas of every group.
     """
-    own = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    own = {id(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
     for at, group in enumerate(optimizer.param_groups):
         rate = rates[at] if at < len(rates) else None
         if rate is not None:
@@ -87,6 +87,8 @@ def update(
         group.update(momenta[at] if at < len(momenta) else {})
         group.update({name: value for name, value in options.items() if name in group})
     seen = {id(tensor): tensor for tensor, _ in gradients}
+    # A weight that is not to be updated has perhaps a gradient of the present step.
+    others = [(tensor, tensor.grad) for key, tensor in own.items() if key not in seen and tensor.grad is not None]
 
     def closure() -> torch.Tensor:
         assert evaluate is not None
@@ -98,6 +100,8 @@ def update(
         return torch.tensor(loss)
 
     try:
+        for tensor, _ in others:
+            tensor.grad = None
         for tensor, gradient in gradients:
             if id(tensor) in own:
                 tensor.grad = gradient
@@ -109,6 +113,8 @@ def update(
     finally:
         for tensor in seen.values():
             tensor.grad = None
+        for tensor, present in others:
+            tensor.grad = present
 
 
 def needs_closure(optimizer: Any) -> bool:

@@ -55,7 +55,8 @@ def check(evidence: CheckUp) -> Diagnosis | Draft | None:
 def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[int, torch.Tensor]) -> Draft | None:
     """Layers with the values of their constructors that run under `no_grad` only, before layers that are trained.
 
-    A layer that was loaded or copied may be kept as it is on purpose, and a random network may give a target.
+    A layer that was loaded or copied may be kept as it is on purpose, and a random network may give a target. A `with`
+    block that was written around a layer is on purpose, too; a decorator may have been meant for another use.
     """
     if unreached.thawed:
         return None
@@ -69,7 +70,8 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
                 found.append((tensor, called))
     lost = [tensor for tensor, _ in found]
     switched = evidence.switched_off(found[0][1].sites) if found else None
-    if switched is None or _is_copy_of_other(evidence, lost, missing):
+    is_meant = switched is None or switched.code.lstrip().startswith("with ")
+    if is_meant or _is_copy_of_other(evidence, lost, missing):
         return None
     draft = check.draft(evidence, "likely")
     draft.message = f"{count(len(found), 'layer')} of the optimizer cannot learn: gradients are off where they run"
