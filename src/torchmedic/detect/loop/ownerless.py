@@ -62,19 +62,22 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     }
     stepping = [habits.optimizers[number] for number in {event.who for event in steps} if number in habits.optimizers]
     built = next((watched for watched in stepping if watched.built is not None), None)
-    if not candidates or built is None or not all(event.fact.has_gradient for event in steps[-4:]):
-        return
-    if _is_chosen(habits):
+    if not candidates or built is None or _is_chosen(habits):
         return
     held = list(_held(sys._getframe()))
-    found, sign, signed = _between(held, candidates, owned) or _beside(held, candidates, owned), "", None
-    if not found:
-        found, sign, signed = _treated_as_trained(held, candidates, owned)
+    found: dict[str, nn.Module] = {}
+    sign, signed = "", None
+    if all(event.fact.has_gradient for event in steps[-4:]):
+        found = _between(held, candidates, owned) or _beside(held, candidates, owned)
+        if not found:
+            found, sign, signed = _treated_as_trained(held, candidates, owned)
     twin = None
     if not found and (pair := _with_equal_parameters(stepping, steps)) is not None:
         found = _whole_modules(held, candidates, owned)
         reached = min((candidates[id(layer.weight)].step for layer in found.values()), default=0)
         user = next((event.who for event in steps if event.step >= reached), 0)
+        graded = {event.who for event in steps if event.fact.has_gradient}
+        user = next((watched.number for watched in pair if watched.number not in graded), user)  # steps in vain
         built, twin = pair if pair[0].number == user else pair[::-1]
     lost = [candidates[id(layer.weight)] for layer in found.values()]
     if not found or any(each.is_written() for each in lost):
