@@ -19,7 +19,6 @@ class Change(NamedTuple):
     rate: float = 1.0  # factor of every learning rate
     only: Any = None  # the optimizer whose rate is meant; None: all
     group: int | None = None  # of that optimizer, whose rate is meant; None: all
-    ramp: int = 0  # updates in which every learning rate rises to its value
     clip: float | None = None  # largest norm of all gradients
     gradient: float = 1.0  # factor of every gradient, which is that of the loss
     options: Mapping[str, Any] = MappingProxyType({})  # of the optimizers

@@ -173,7 +173,7 @@ class Trajectory:
             if unit.call.by_hand:
                 move(gradients, change.rate * change.gradient)
             else:
-                self._update(unit, gradients, change, min(1.0, (position + 1) / (change.ramp + 1)))
+                self._update(unit, gradients, change)
             sizes.append((self._largest_weight(), self._copy.distance()))
 
     def _check_time(self, started: float) -> None:
@@ -256,7 +256,7 @@ class Trajectory:
                 raise _Stopped(str(reason)) from reason
         return self._others[id(call)]
 
-    def _update(self, unit: Unit, gradients: Gradients, change: Change, share: float) -> None:
+    def _update(self, unit: Unit, gradients: Gradients, change: Change) -> None:
         changed = changed_gradients(gradients, change)
         started = self._now()
 
@@ -271,10 +271,10 @@ class Trajectory:
                 raise _Stopped("an optimizer is gone")
             if not any(held.optimizer() is optimizer for held in self._copy.optimizers):
                 raise _Stopped("an optimizer was made later")  # an update by it could not be undone
-            factor = share * (change.rate if change.only is None or change.only is optimizer else 1.0)
+            factor = change.rate if change.only is None or change.only is optimizer else 1.0
             if factor == 0:
                 continue
-            factors = [factor if change.group in (None, at) else share for at in range(len(end.rates))]
+            factors = [factor if change.group in (None, at) else 1.0 for at in range(len(end.rates))]
             rates = [rate if rate is None else rate * each for rate, each in zip(end.rates, factors, strict=True)]
             try:
                 update(optimizer, changed, rates, change.options, evaluate, end.momenta)

@@ -27,7 +27,6 @@ _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
 _LAST_ORDINARY = 1 / 100  # a rate that is ordinary and has to be lowered further than that is not the whole cause
 _FAST_GROWTH = 30.0  # times the loss that the same batch has with the weights of before
 _SHOWN = 2  # courses that did not turn
-_UPDATES_OF_WARM_UP = 3
 _MAX_GROUPS = 4  # that are tried one by one
 
 Tried = list[tuple[float, Course]]  # factors of the rate, and their courses
@@ -65,7 +64,6 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.at(value_written_at(rate, cause, f"the value {rate:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
     draft.treat(cure(divergence, f"lower the learning rate from {rate:.6g} to about {lower}", labelled[-_SHOWN:]))
-    _add_warm_up(draft, divergence, rate)
     clipped = divergence.course(Change("gradients clipped at 1", clip=1.0))
     if divergence.turns(clipped):
         title = "or clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)"
@@ -111,18 +109,6 @@ def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: Tried) ->
     labelled = [(f"divided by {round(1 / factor)}", course) for factor, course in tried]
     draft.treat(cure(divergence, f"divide the learning rate by about {divisor}", labelled[-_SHOWN:]))
     return finish(draft, evidence)
-
-
-def _add_warm_up(draft: Draft, divergence: Divergence, rate: float) -> None:
-    """Say where the rate is too high for the first updates only."""
-    trajectory = divergence.trajectory
-    if trajectory.begins_at or len(trajectory.units) < _UPDATES_OF_WARM_UP + 2:
-        return
-    warmed = divergence.course(Change("warmed up", ramp=_UPDATES_OF_WARM_UP))
-    if warmed is not None and divergence.turns(warmed) and divergence.falls(warmed):
-        draft.because(f"the rate of {rate:.6g} is too high for the first updates only: a warm-up is missing")
-        title = f"or warm the learning rate up: let it rise to {rate:.6g} over the first updates"
-        draft.treat(cure(divergence, title, [(f"warmed up over {_UPDATES_OF_WARM_UP} updates", warmed)]))
 
 
 def _to_blame(divergence: Divergence, tried: Tried) -> tuple[Any, int | None, Tried]:
