@@ -1,6 +1,6 @@
 """Hooks for saved tensors that are in force: those of `saved_tensors_hooks`, `save_on_cpu` and checkpoints.
 
-torch 2.6 has no way to ask for them. Code that must know asks `CAN_TELL` first.
+torch 2.6 has no way to ask for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 _top: Callable[[bool], tuple[Any, Any] | None] | None = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", None
 )
-CAN_TELL = _top is not None
 
 
 def top_hooks() -> tuple[Any, Any] | None:

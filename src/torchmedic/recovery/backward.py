@@ -175,6 +175,7 @@ class GuardedEngine:
 
     def _on_new_graph(self, call: _Call, gradients: Gradients, error: BaseException, frame: FrameType) -> Any:
         session, started = self._session, time.monotonic()
+        traceback.clear_frames(error.__traceback__)  # of a call that was to compute a saved tensor again
         again = ComputedAgain(from_stack(frame, session.context, include_failing=True), session)
         session.space.file.open()
         if not call.inputs:

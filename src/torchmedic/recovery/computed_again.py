@@ -86,8 +86,8 @@ class ComputedAgain:
         spill.next_step()
         try:
             with self._session.generators.rewound():
-                ways = (spill.active(), ReplayedCalls(self._session.in_parts, self._session.workspaces))
-                return runner.play(*ways, backward=False, keep_graphs=False)
+                calls = ReplayedCalls(self._session.in_parts, self._session.workspaces, spill)
+                return runner.play(calls, backward=False, keep_graphs=False)
         except TooMuchInReach as reason:
             raise Refused(f"the step cannot be computed again: {reason}") from None
         finally:

@@ -19,6 +19,7 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery.cross_entropy import CrossEntropyInParts
+from torchmedic.recovery.early_spill import NEVER, EarlySpill
 from torchmedic.recovery.random_calls import draws, generator_states
 from torchmedic.recovery.workspaces import CONVOLUTIONS, Workspaces
 
@@ -37,6 +38,7 @@ class Guard(TorchFunctionMode):
         super().__init__()
         self._session = session
         self._out = session.optimizers.out
+        self.spill: EarlySpill | None = None  # looks at what the calls have saved
         self._special: dict[Any, bool] = {}  # calls that draw random numbers, run a graph or can be taken apart
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,18 +56,20 @@ class Guard(TorchFunctionMode):
                 self._session.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)
         try:
-            return call(*args, **kwargs) if kwargs else call(*args)
+            result = call(*args, **kwargs) if kwargs else call(*args)
         except BaseException as error:
             without_our_frame(error)
             has_run_graph = func in _RUN_GRAPHS and self._session.graphs_run != graphs
             if has_run_graph or not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                 raise
             result = self._repeated(error, func, call, args, kwargs or {}, put_back)
-            if result is not _FAILED:
-                return result
-            if func not in CONVOLUTIONS:
+            if result is _FAILED and func not in CONVOLUTIONS:
                 raise
-        return self._with_any_kernel(func, args, kwargs or {})
+        if result is _FAILED:
+            result = self._with_any_kernel(func, args, kwargs or {})
+        if self.spill is not None and self.spill.next != NEVER:
+            self.spill.called(result)
+        return result
 
     def _repeated(self, error: BaseException, func: Any, call: Any, args: Any, kwargs: Any, put_back: Any) -> Any:
         """The result of the call, repeated with more room; `_FAILED` if no room could be made."""
@@ -148,17 +152,19 @@ class Guard(TorchFunctionMode):
 class ReplayedCalls(TorchFunctionMode):
     """Makes the calls of a step that is computed again as the guard would: losses in parts, no kernel by chance."""
 
-    def __init__(self, in_parts: CrossEntropyInParts, workspaces: Workspaces) -> None:
+    def __init__(self, in_parts: CrossEntropyInParts, workspaces: Workspaces, spill: EarlySpill) -> None:
         super().__init__()
         self._in_parts = in_parts
         self._workspaces = workspaces
+        self._spill = spill
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.cross_entropy and (loss := self._in_parts.result(args, kwargs or {})) is not None:
-            return loss
-        if func in CONVOLUTIONS:
-            return self._workspaces.convolution(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        result = self._in_parts.result(args, kwargs or {}) if func is F.cross_entropy else None
+        if result is None:
+            call = functools.partial(self._workspaces.convolution, func) if func in CONVOLUTIONS else func
+            result = call(*args, **(kwargs or {}))
+        self._spill.called(result)
+        return result
 
 
 def _name(function: Any) -> str:

@@ -9,6 +9,8 @@ from torchmedic.recovery.early_spill import EarlySpill
 
 _CALM_UPDATES = 100  # without an out-of-memory, after which less is taken out
 _MIN_BUDGET_BYTES = 1 << 20
+_PRESSED_SHARE = 0.15  # of the budget, by which it grows while the allocator has to look for memory in every step
+_MIN_PRESSED_BYTES = 128 << 20
 _MAX_GROWTH_BYTES = 1 << 30  # of the budget, beyond twice its size, after a step that was computed with all of it out
 
 
@@ -24,6 +26,7 @@ class NextSteps:
         self._whole_step = 0  # bytes that were out of memory when the step was computed again
         self._calm = 0
         self._calm_wanted = _CALM_UPDATES
+        self._has_taken_less = False
 
     @property
     def budget(self) -> int:
@@ -46,6 +49,11 @@ class NextSteps:
         elif means == "recompute":  # the whole step was computed with so much out of memory
             self._whole_step = min(nbytes, 2 * self.budget + _MAX_GROWTH_BYTES)
 
+    def was_pressed(self) -> None:
+        """Memory was enough for the step, but so little was free that the allocator had to wait for the device."""
+        if self.early is not None:
+            self.parked_in_step += max(int(_PRESSED_SHARE * self.budget), _MIN_PRESSED_BYTES)
+
     def plan(self, saved_elsewhere: int) -> bool:
         """A step is over: more goes in the next one if more had to, less after many calm steps.
 
@@ -63,27 +71,20 @@ class NextSteps:
                 self.early = self._early_spill(wanted)
             else:
                 self.early.budget = wanted
-                self._calm_wanted *= 2
+                self._calm_wanted *= 1 + self._has_taken_less
         elif self.are_short:
             self._calm += 1
             if self._calm >= self._calm_wanted:
                 self._take_less()
         if self.early is None:
             return False
-        is_new = self.early.next_step()
-        self.early.start()
-        return is_new
+        return self.early.next_step()
 
     def _take_less(self) -> None:
         self._calm = 0
+        self._has_taken_less = True
         self.optimizer_bytes //= 2
         if self.early is not None:
             self.early.budget //= 2
             if self.early.budget < _MIN_BUDGET_BYTES:
-                self.stop()
-
-    def stop(self) -> None:
-        """Let saved tensors stay in memory."""
-        if self.early is not None:
-            self.early.rest()
-            self.early = None
+                self.early = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -15,8 +15,8 @@ from torchmedic.recovery.parking import Parked, ParkingSpace
 from torchmedic.recovery.pinned_copies import Arrival
 
 if TYPE_CHECKING:
-    from torchmedic.recovery.recipes import Recipe
-    from torchmedic.recovery.saved_tensors import SavedTensor
+    from torchmedic.recovery.handles import SavedTensor
+    from torchmedic.recovery.patterns import Recipe
 
 
 class Backward:
@@ -24,22 +24,21 @@ class Backward:
 
     def __init__(self, make_room: Callable[[int], bool] = lambda _: False) -> None:
         self.make_room = make_room  # for so many bytes, while a pass runs; says whether there is more now
+        self.with_any_kernel: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.keeps_graph = False  # so nothing that is brought back may stay in memory until its node is gone
         self.order: list[weakref.ref[Place]] = []  # the places that were copied in this step, oldest first
         self._next = -1  # the place of that order to be fetched next: backward comes to the last one first
-        self.consumed = (
-            0  # bytes that were in memory before the pass, and that it needs no more: half are free at least
-        )
+        self._freed = 0  # bytes that were in memory before the pass, and that it needs no more: half are free at least
         self._spare = 0
 
     def begin(self, spare: int, *, keeps_graph: bool) -> None:
         """A backward pass begins, with so many bytes beside what it needs."""
-        self.consumed, self._spare, self.keeps_graph = 0, spare, keeps_graph
+        self._freed, self._spare, self.keeps_graph = 0, spare, keeps_graph
         self._next = len(self.order) - 1
 
     def has_room_for(self, nbytes: int) -> bool:
         """Whether so many bytes can be in memory before they are needed."""
-        return nbytes <= self._spare + (0 if self.keeps_graph else self.consumed // 2)
+        return nbytes <= self._spare + (0 if self.keeps_graph else self._freed // 2)
 
     def next_step(self) -> None:
         self.order = []
@@ -59,8 +58,14 @@ class Backward:
         self._next = len(self.order) - 1
         return self._next
 
-    def fetch_ahead(self, before: int | None = None) -> None:
-        """Start to bring back the places that backward comes to next, those before a position of the order."""
+    def fetch_ahead(self, before: int | None = None, freed: int = 0) -> None:
+        """Start to bring back the places that backward comes to next.
+
+        Args:
+            before: The places before this position of the order come next.
+            freed: Bytes that the pass has freed by now, at least.
+        """
+        self._freed = max(self._freed, freed)
         if before is not None:
             self._next = min(self._next, before - 1)
         while self._next >= 0:
@@ -78,13 +83,13 @@ class Backward:
 class Place:
     """The memory of one storage that saved tensors lie in."""
 
-    def __init__(self, storage: torch.UntypedStorage, backward: Backward) -> None:
+    def __init__(self, storage: torch.UntypedStorage, backward: Backward, number: int = 0) -> None:
         self.key = int(storage._cdata)
+        self.number = number  # among the saved tensors of a step whose prices are noted
         self.nbytes = storage.nbytes()
         self.device = storage.device
         self.tensors: list[weakref.ref[SavedTensor]] = []
         self.sequence = 0  # of the node that backward comes to first
-        self.depth = 0  # of places that must be computed again for this one
         self._backward = backward
         self._source: Parked | Recipe | None = None
         self._restored: StorageWeakRef | None = None
@@ -95,6 +100,14 @@ class Place:
     @property
     def is_out(self) -> bool:
         return self._source is not None
+
+    def sources(self) -> Iterator[Place]:
+        """The places out of memory that must be brought back for this one."""
+        if self._source is not None and not isinstance(self._source, Parked):
+            for each in self._source.sources():
+                if each.place is not None and each.place.is_out:
+                    yield each.place
+                    yield from each.place.sources()
 
     def park(self, space: ParkingSpace) -> int:
         """Park the storage, and return the bytes that became free: 0 if others hold the storage too.
@@ -117,14 +130,14 @@ class Place:
             still = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
             if still is not None:
                 for each in held:
-                    each.tensor = each.on(still)
+                    each.put_back(still)
                 return 0
         self._source = parked
         return self.nbytes
 
-    def copy_out(self, storage: torch.UntypedStorage, space: ParkingSpace) -> None:
+    def copy_out(self, storage: torch.UntypedStorage, space: ParkingSpace, *, overlapped: bool) -> None:
         """Copy a storage that is still in use; its memory becomes free when its last user is gone."""
-        self._source = Parked(storage, space, overlapped=True)
+        self._source = Parked(storage, space, overlapped=overlapped)
         self._position = self._backward.copied(self)
 
     def drop(self, recipe: Recipe) -> None:
@@ -158,8 +171,11 @@ class Place:
             try:
                 return source.new_storage()
             except RuntimeError as error:
-                if not is_out_of_memory(error) or not self._backward.has_more_room(self.nbytes):
+                if not is_out_of_memory(error):
                     raise
+            if not self._backward.has_more_room(self.nbytes):
+                with self._backward.with_any_kernel():
+                    return source.new_storage()
 
     def fetch(self) -> bool:
         """Start to bring the contents back; False if there is no room for them yet."""

@@ -7,30 +7,30 @@ each kind, the call is made once and must give the same bits. So a wrong guess c
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.recovery.living_tensors import is_unshared, plainly
+from torchmedic.recovery.living_tensors import plainly
 from torchmedic.recovery.operators import Operator
-from torchmedic.recovery.saved_tensors import SavedTensor, SavedTensors
+from torchmedic.recovery.patterns import Kept, Leaf, Pattern, Recipe, Unknown
+from torchmedic.recovery.saved_tensors import SavedTensors
+from torchmedic.recovery.workspaces import Workspaces
 
 _MAX_CONSTANT_BYTES = 1 << 20  # of an argument that is copied, a bias for example
 _MAX_SEARCHES = 8  # in vain, after which a kind of tensor is not looked at
 _MAX_CALLS = 5  # in one recipe
-_TRIAL_RUNS = 2  # the first run may choose an algorithm; the second one is timed
+_TIMED_RUNS = 3  # one after the other, as a device works while the next call is made
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3)  # a node of a layer norm does not keep its own
 # Only the running statistics depend on these numbers, and a recipe does not touch running statistics.
 _WITHOUT_EFFECT = {"momentum": 0.0, "exponential_average_factor": 0.0}
 _STATISTICS = ("running_mean", "running_var")
 _VIEWS = frozenset({"view", "unsafe_view", "reshape_alias", "alias"})
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Unknown(Exception):
-    """There is no recipe."""
 
 
 class _Trial(NamedTuple):
@@ -40,203 +40,196 @@ class _Trial(NamedTuple):
     epsilon: float
 
 
-class Recipe:
-    """A call with its arguments: saved tensors, other recipes, constants."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: dict[str, Any],
-        index: int,
-        key: tuple[Any, ...],
-        in_place: Callable[..., Any] | None = None,
-    ) -> None:
-        self._function = function
-        self._in_place = in_place  # the same operator, with the result in its first argument
-        self._arguments = arguments
-        self._index = index
-        self.key = key
-        self.seconds = 0.0
-        self._shape: tuple[int, ...] = ()
-        self._strides: tuple[int, ...] = ()
-        self._nbytes = 0
-
-    def lay_out(self, tensor: torch.Tensor) -> None:
-        """Note the layout of the tensor that the result must have."""
-        self._shape, self._strides, self._nbytes = tuple(tensor.shape), tensor.stride(), tensor.nbytes
-
-    def sources(self) -> Iterator[SavedTensor]:
-        """The saved tensors that the recipe needs."""
-        for each in self._arguments.values():
-            if isinstance(each, SavedTensor):
-                yield each
-            elif isinstance(each, Recipe):
-                yield from each.sources()
-
-    def compute(self) -> torch.Tensor:
-        values = {name: _value(each) for name, each in self._arguments.items()}
-        function = self._function
-        if self._in_place is not None and self._is_own(list(values.values())):
-            function = self._in_place
-        result = function(**values)
-        found: torch.Tensor = result[self._index] if isinstance(result, tuple | list) else result
-        return found
-
-    def _is_own(self, values: list[Any]) -> bool:
-        """Whether the first value belongs to this recipe alone, and can take the result."""
-        tensors = [each for each in values if isinstance(each, torch.Tensor)]
-        return (
-            isinstance(next(iter(self._arguments.values())), Recipe)
-            and tensors[0] is values[0]
-            and is_unshared(tensors[0])
-            and all((each.dtype, each.shape) == (tensors[0].dtype, tensors[0].shape) for each in tensors)
-        )
-
-    def new_storage(self) -> torch.UntypedStorage:
-        """A storage of its own with the result, laid out as the original was."""
-        with plainly():
-            result = self.compute()
-            if result.stride() != self._strides or result.untyped_storage().nbytes() != self._nbytes:
-                laid_out = torch.empty_strided(self._shape, self._strides, dtype=result.dtype, device=result.device)
-                result = laid_out.copy_(result)
-        return result.untyped_storage()
-
-
 class Recipes:
-    """Makes recipes, and tries each kind of recipe before it is used."""
+    """Finds patterns, and tries each kind of recipe before it is used."""
 
-    def __init__(self, saved: SavedTensors) -> None:
+    def __init__(self, saved: SavedTensors, workspaces: Workspaces) -> None:
         self._saved = saved
+        self._workspaces = workspaces
         self._operators: dict[type, Operator] = {}
         self._tried: dict[tuple[Any, ...], _Trial | None] = {}  # None: the bits were not the same
         self._epsilon = _EPSILONS[0]
         self._is_on_device = False
         self._unknown: dict[tuple[Any, ...], int] = {}  # how often in a row no recipe was found
 
-    def recipe_for(self, tensor: torch.Tensor) -> Recipe | None:
-        """A recipe for the whole storage of a tensor that is being saved."""
-        base = tensor._base if tensor._is_view() else tensor
-        if base is None or base.grad_fn is None or base.untyped_storage().nbytes() != base.nbytes:
+    def pattern_for(self, base: torch.Tensor) -> Pattern | None:
+        """A pattern for the whole storage of a tensor that is being saved; None if there is none that can be used."""
+        if base.grad_fn is None or base.untyped_storage().nbytes() != base.nbytes:
             return None
         kind = (type(base.grad_fn), tuple(base.shape), base.dtype)
         if self._unknown.get(kind, 0) >= _MAX_SEARCHES:
             return None
         try:
             with plainly():
-                recipe = self._with_epsilon(_EPSILONS[0], base)
+                pattern = self._with_epsilon(_EPSILONS[0], base)
                 self._unknown[kind] = 0
-                if recipe.key not in self._tried:
-                    self._tried[recipe.key] = self._trial(base)
-                trial = self._tried[recipe.key]
+                if pattern.key not in self._tried:
+                    self._tried[pattern.key] = self._trial(base)
+                trial = self._tried[pattern.key]
                 if trial is None:
                     return None
                 if trial.epsilon != _EPSILONS[0]:
-                    recipe = self._with_epsilon(trial.epsilon, base)
-        except _Unknown:
+                    pattern = self._with_epsilon(trial.epsilon, base)
+        except Unknown:
             self._unknown[kind] = self._unknown.get(kind, 0) + 1
             return None
         except (RuntimeError, MemoryError, AttributeError, IndexError):
             return None  # out of memory in a trial: the next step tries again
-        recipe.seconds = trial.seconds
-        return recipe
+        pattern.seconds = trial.seconds
+        return pattern
 
-    def _with_epsilon(self, epsilon: float, base: torch.Tensor) -> Recipe:
+    def _with_epsilon(self, epsilon: float, base: torch.Tensor) -> Pattern:
         self._epsilon, self._is_on_device = epsilon, base.is_cuda
-        recipe = self._made(base.grad_fn, base.output_nr, _MAX_CALLS, tuple(base.shape), base.dtype)
+        pattern = self._made(base.grad_fn, base.output_nr, _MAX_CALLS, tuple(base.shape), base.dtype)
         own = int(base.untyped_storage()._cdata)
-        if any(each.place is not None and each.place.key == own for each in recipe.sources()):
-            raise _Unknown
-        recipe.lay_out(base)
-        return recipe
+        if any(each.key == own for each in pattern.bound(base.grad_fn, self._saved).sources()):
+            raise Unknown
+        pattern.layout = tuple(base.shape), base.stride(), base.nbytes
+        return pattern
 
     def _made(
         self, node: Any, index: int, calls: int, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> Recipe:
-        """The recipe for one result of a node, with so many calls at most; calls on single elements keep the shape."""
+    ) -> Pattern:
+        """The pattern for one result of a node, with so many calls at most; calls on single elements keep the shape."""
         operator = self._operators.get(type(node))
         if operator is None:
             operator = self._operators[type(node)] = Operator(node)
         if operator.name in _VIEWS and calls:
-            inner = self._from_edge(node, 0, calls - 1, shape)
-            return Recipe(torch.reshape, {"input": inner, "shape": shape}, 0, ("view", shape, _described(inner)))
+            view = Pattern(node, torch.reshape, 0)
+            view.places["input"] = (0, self._at_edge(node, 0, calls - 1, shape, dtype))
+            view.constants["shape"] = shape
+            return view.done(["input", "shape"])
         if operator.function is None or not calls or (operator.name == "to_copy" and dtype is None):
-            raise _Unknown
-        if self._is_on_device and "convolution" in operator.name:
-            raise _Unknown  # cuDNN chooses the algorithm by the free memory, and with it the last bits
-        arguments: dict[str, Any] = {}
+            raise Unknown
+        pattern = Pattern(node, self._function(operator), index, operator.in_place)
         is_guessed, edges = False, 0
         for argument in operator.arguments:
             name, is_tensor = argument.name, argument.is_tensor
             edge, edges = edges, edges + is_tensor
             if name in _STATISTICS and getattr(node, "_saved_training", False):
-                arguments[name] = None
+                pattern.constants[name] = None
             elif name in operator.saved:
-                arguments[name] = self._kept(node, name) if is_tensor else getattr(node, f"_saved_{name}")
+                if is_tensor:
+                    pattern.places[name] = (None, self._kept(node, name))
+                else:
+                    pattern.keep(node, name)
+            elif is_tensor and node.next_functions[edge][0] is None:
+                if argument.kind == "Tensor":
+                    raise Unknown
+                pattern.constants[name] = None
             elif is_tensor:
-                arguments[name] = self._from_edge(node, edge, calls - 1, shape, is_needed=argument.kind == "Tensor")
+                pattern.places[name] = (edge, self._at_edge(node, edge, calls - 1, shape))
             elif name in _WITHOUT_EFFECT:
-                arguments[name] = _WITHOUT_EFFECT[name]
+                pattern.constants[name] = _WITHOUT_EFFECT[name]
             elif operator.name == "to_copy":
-                arguments[name] = dtype if name == "dtype" else _default(argument.schema)
+                pattern.constants[name] = dtype if name == "dtype" else _default(argument.schema)
             else:
                 is_guessed = True
-                arguments[name] = self._epsilon if name == "eps" else _default(argument.schema)
-        described = [_described(each) for name, each in arguments.items() if name != "eps" or not is_guessed]
+                pattern.constants[name] = self._epsilon if name == "eps" else _default(argument.schema)
         if is_guessed:  # a guess holds for the calls of one layer, which its weight tells from others
-            weight = arguments.get("weight")
-            if not isinstance(weight, SavedTensor):
-                raise _Unknown
-            described.append(weight.address)
-        return Recipe(operator.function, arguments, index, (operator.name, index, *described), operator.in_place)
+            _, weight = pattern.places.get("weight", (None, None))
+            source = self._saved.source(node, "_raw_saved_weight") if isinstance(weight, Kept) else None
+            if source is None or not isinstance(weight, Kept):
+                raise Unknown
+            pattern.places["weight"] = (None, weight._replace(address=source.address))
+        return pattern.done([each.name for each in operator.arguments])
 
-    def _from_edge(self, node: Any, edge: int, calls: int, shape: tuple[int, ...], *, is_needed: bool = True) -> Any:
+    def _function(self, operator: Operator) -> Any:
+        if not self._is_on_device or "convolution" not in operator.name:
+            return operator.function
+        if torch.backends.cudnn.benchmark:
+            raise Unknown  # each thread takes the kernel that was fastest in a trial of its own
+        return functools.partial(self._workspaces.convolution, operator.function)
+
+    def _at_edge(
+        self, node: Any, edge: int, calls: int, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> Kept | Leaf | Pattern:
         """An argument that the node does not keep."""
         before, index = node.next_functions[edge]
         if before is None:
-            if is_needed:
-                raise _Unknown
-            return None
+            raise Unknown
         variable = getattr(before, "variable", None)
         if variable is not None:
-            return _constant(variable)
+            if variable.nbytes > _MAX_CONSTANT_BYTES:
+                raise Unknown
+            return Leaf((tuple(variable.shape), variable.dtype))
         if not index and hasattr(before, "_raw_saved_result"):
-            return self._kept(before, "result")
-        return self._made(before, index, calls, shape)
+            kept = self._kept(before, "result")
+            if kept.kind is not None:
+                return kept
+        return self._made(before, index, calls, shape, dtype)
 
-    def _kept(self, node: Any, name: str) -> Any:
-        """A tensor that a node keeps: a handle of ours, or a small tensor."""
-        if node._sequence_nr() not in self._saved.ours:
-            raise _Unknown  # a hook of the user's may be asked for it
-        found = self._saved.packed(node, f"_raw_saved_{name}")
-        if found:
-            return found[0]
-        value = getattr(node, f"_saved_{name}")
-        return None if value is None else _constant(value)
+    def _kept(self, node: Any, name: str) -> Kept:
+        """A tensor that a node keeps."""
+        name = f"_raw_saved_{name}"
+        source = self._saved.source(node, name)
+        if source is None and getattr(node, name) is not None:
+            raise Unknown  # a hook of the user's would be asked for it
+        return Kept(name, None if source is None else source.kind, 0)
 
     def _trial(self, base: torch.Tensor) -> _Trial | None:
         """Compute a tensor by its recipe; None if not every bit is the same."""
         for epsilon in _EPSILONS:
-            recipe = self._with_epsilon(epsilon, base)
-            held = [each.unpack() for each in recipe.sources()]  # backward needs them too: not a price of this recipe
-            for run in range(_TRIAL_RUNS):
-                started = _now(base.device)
-                found = recipe.compute()
-                seconds = _now(base.device) - started
-                if not run and not _has_same_bits(found, base.detach()):
-                    break
-            else:
+            pattern = self._with_epsilon(epsilon, base)
+            recipe = pattern.bound(base.grad_fn, self._saved)
+            held = [each.value() for each in recipe.sources()]  # backward needs them too: not a price of this recipe
+            trial = functools.partial(self._timed, recipe, base.detach())
+            seconds = _in_backward_thread(trial, base.device) if base.is_cuda else trial()
+            if seconds is not None:
                 return _Trial(seconds, epsilon)
             del held
-            if not _has_epsilon(recipe):
+            if not _has_epsilon(pattern):
                 break
         return None
 
+    def _timed(self, recipe: Recipe, wanted: torch.Tensor) -> float | None:
+        """The seconds that a recipe takes; None if the bits are not the wanted ones."""
+        with plainly():
+            if not _has_same_bits(recipe.compute(), wanted):  # the first run may choose an algorithm
+                return None
+            started = _now(wanted.device)
+            for _ in range(_TIMED_RUNS):
+                recipe.compute()
+            return (_now(wanted.device) - started) / _TIMED_RUNS
 
-def _constant(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a small tensor: it may be changed before backward. Made without a graph."""
-    if tensor.nbytes > _MAX_CONSTANT_BYTES:
-        raise _Unknown
-    return tensor.detach().clone()
+
+class _InBackward(torch.autograd.Function):
+    """Makes a call in a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
+        ctx.call = call
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        ctx.call()
+        return None, None
+
+
+def _in_backward_thread(call: Callable[[], Any], device: torch.device) -> Any:
+    """The result of a call in the thread of a device that runs backward passes: cuDNN chooses kernels for each thread.
+
+    Raises:
+        RuntimeError: The call failed.
+    """
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            start = torch.zeros((), device=device, requires_grad=True)
+            result = _InBackward.apply(start, lambda: found.append(call()))  # type: ignore[no-untyped-call]
+            engine: Any = torch._C._ImperativeEngine()
+            engine.run_backward((result,), (torch.ones_like(result),), False, False, (), False, accumulate_grad=True)
+        except Exception as failure:
+            found.append(failure)
+
+    thread = threading.Thread(target=run)  # this thread's nodes keep their numbers
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _default(argument: Any) -> Any:
@@ -244,29 +237,12 @@ def _default(argument: Any) -> Any:
         return argument.default_value
     if str(argument.type) == "bool":
         return False
-    raise _Unknown
+    raise Unknown
 
 
-def _described(value: Any) -> Any:
-    """What tells one kind of argument from another."""
-    if isinstance(value, SavedTensor):
-        return value.kind
-    if isinstance(value, Recipe):
-        return value.key
-    if isinstance(value, torch.Tensor):
-        return (tuple(value.shape), value.dtype)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _value(argument: Any) -> Any:
-    if isinstance(argument, SavedTensor):
-        return argument.unpack()
-    return argument.compute() if isinstance(argument, Recipe) else argument
-
-
-def _has_epsilon(recipe: Recipe) -> bool:
-    return any(
-        (name == "eps" or (isinstance(each, Recipe) and _has_epsilon(each))) for name, each in recipe._arguments.items()
+def _has_epsilon(pattern: Pattern) -> bool:
+    return "eps" in pattern.constants or any(
+        isinstance(each, Pattern) and _has_epsilon(each) for _, each in pattern.places.values()
     )
 
 

@@ -83,9 +83,9 @@ class RoomMaker:
         known = [(in_use_and_limit(device), nbytes) for device, nbytes in needed.items()]
         return all(found is None or found[1] - found[0] > _UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
 
-    def park_saved(self, wanted: int, busy: frozenset[int] = frozenset()) -> int:
+    def park_saved(self, wanted: int, *, search: bool = True) -> int:
         """Park some bytes of saved tensors before they are short; returns the bytes that became free."""
-        return self._parked(functools.partial(self._saved.park, wanted, busy))
+        return self._parked(functools.partial(self._saved.park, wanted, frozenset(), search=search))
 
     def park_optimizer(self, wanted: int) -> int:
         """Park some bytes of optimizer state, which nothing needs before the update; returns the free bytes."""
@@ -137,6 +137,14 @@ def in_use_and_limit(device: torch.device) -> tuple[int, int] | None:
         return None
     used = sizes()
     return min(((used.get(name, 0), limit) for name, limit in limits), key=lambda each: each[1] - each[0])
+
+
+def refills() -> int:
+    """How often the allocators of devices had to give all cached blocks back, and wait, to get memory."""
+    if not torch.cuda.is_initialized():
+        return 0
+    devices = range(torch.cuda.device_count())
+    return sum(torch.cuda.memory_stats_as_nested_dict(each).get("num_alloc_retries", 0) for each in devices)
 
 
 def _device_limit(device: torch.device, reserved: int) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from torchmedic.recovery.living_tensors import is_plain, living_tensors, parameter_storages, unseen
+from torchmedic.recovery.handles import SavedTensor, gone, unpack
+from torchmedic.recovery.living_tensors import is_plain, living_tensors, parameter_storages
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.places import Backward, Place
 from torchmedic.source.objects.graph import walk
@@ -22,100 +23,10 @@ _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
 _MAX_PIECES = 64  # smaller ones are parked only if that many are not enough
 _MAX_NODES = 200_000
-_NOTHING = torch.empty(0)
+_MAX_TENSORS = 10_000  # in one attribute of a node
+# Whether torch tells which saved tensors have hooks: since 2.7. Before that, a node's tensors are taken to be read.
+CAN_TELL = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 _names: dict[type, tuple[str, ...]] = {}
-
-
-class SavedTensor:
-    """What a node of the graph keeps instead of a tensor."""
-
-    __slots__ = (
-        "__weakref__",
-        "_backward",
-        "_device",
-        "_is_result",
-        "_kind",
-        "_original",
-        "_version",
-        "freed",
-        "is_ahead",
-        "place",
-        "tensor",
-    )
-    asked: ClassVar[list[SavedTensor] | None] = None  # who is asked for a tensor, while only that is of interest
-
-    def __init__(self, tensor: torch.Tensor, backward: Backward) -> None:
-        # Without its graph: a node that saves its own result would keep itself alive.
-        self._is_result = tensor.grad_fn is not None
-        self.tensor: torch.Tensor | None = tensor
-        if self._is_result:
-            with unseen():
-                self.tensor = tensor.detach()
-        self.place: Place | None = None
-        self.is_ahead = False  # whether backward needs copied tensors soon after this one
-        self.freed = 0  # bytes that are free again when backward comes to this tensor, as far as a plan knows
-        self._backward = backward
-        self._version = tensor._version
-        self._original = weakref.ref(tensor)
-
-    def lies_in(self, place: Place) -> None:
-        """Note where the tensor lies, before it can leave its memory."""
-        self._kind = self.kind
-        self._device = place.device
-        self.place = place
-        place.tensors.append(weakref.ref(self))
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """Type and layout: two tensors of one kind lie in memory alike."""
-        tensor = self.tensor
-        if tensor is None:
-            return self._kind
-        if tensor.layout is not torch.strided:
-            return (tensor.dtype, 0, (), ())
-        return (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-
-    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """The tensor in a storage, with the offset and the strides that it had."""
-        return torch.empty(0, dtype=self._kind[0], device=self._device).set_(storage, *self._kind[1:])
-
-    @property
-    def address(self) -> int:
-        """Where the tensor lies; 0 while it is not in memory."""
-        return 0 if self.tensor is None else self.tensor.data_ptr()
-
-    def unpack(self) -> torch.Tensor:
-        """The tensor for backward.
-
-        Raises:
-            RuntimeError: The tensor was changed in place. Autograd checks only tensors without hooks.
-        """
-        if SavedTensor.asked is not None:
-            SavedTensor.asked.append(self)
-            return _NOTHING
-        living = self._original()
-        if living is not None and living._version != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{living.type()} {list(living.shape)}] is at version {living._version}; expected version "
-                f"{self._version} instead. Hint: enable anomaly detection to find the operation that failed to "
-                "compute its gradient, with torch.autograd.set_detect_anomaly(True)."
-            )
-        if self.is_ahead:
-            self._backward.consumed = max(self._backward.consumed, self.freed)
-            self._backward.fetch_ahead()
-        if self.tensor is not None:
-            if self._is_result:  # parameters stay in memory
-                self._backward.consumed += self.tensor.nbytes
-            return self.tensor
-        if self.place is None:
-            return _gone(None)
-        with unseen():
-            return self.on(self.place.storage())
-
-
-def unpack(saved: Any) -> Any:
-    return saved.unpack()
 
 
 class SavedTensors:
@@ -126,9 +37,10 @@ class SavedTensors:
         self.backward = Backward(make_room)
         self._sequence = 0  # of the node that a tensor is taken from
         self.ours: set[int] = set()  # numbers of nodes whose saved tensors our hooks have packed
+        self._parameters: frozenset[int] = frozenset()  # keys of their storages
         self._places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
 
-    def park(self, wanted: int, busy: frozenset[int]) -> int:
+    def park(self, wanted: int, busy: frozenset[int], *, search: bool = True) -> int:
         """Park saved tensors until so many bytes are free, those first that backward needs last.
 
         Returns:
@@ -137,12 +49,15 @@ class SavedTensors:
         Args:
             wanted: In bytes.
             busy: Keys of storages that are in use.
+            search: Whether nodes may have been made since the last search, which takes a while.
 
         Raises:
             OSError: There is no room to park them.
         """
-        kept = busy | parameter_storages()
-        self._find_places(list(walk(_live_nodes())))
+        if search:
+            self._parameters = parameter_storages()
+            self._find_places(list(walk(_live_nodes())))
+        kept = busy | self._parameters
         free = 0
         large = wanted // _MAX_PIECES
         for place in sorted(self._places.values(), key=lambda each: (each.nbytes < large, each.sequence)):
@@ -156,6 +71,8 @@ class SavedTensors:
         """Take the saved tensors of nodes that no hook has packed."""
         for node in nodes:
             self._sequence = node._sequence_nr()
+            if not CAN_TELL and self._sequence in self.ours:
+                continue
             for raw in _unpacked(node):
                 try:
                     raw.register_hooks(self.pack, unpack)
@@ -163,30 +80,80 @@ class SavedTensors:
                     self.ours.discard(self._sequence)
                     break
 
-    def note_new(self) -> None:
-        """A hook of ours packs a tensor of the node that is being made."""
-        self._sequence = torch._C._autograd._get_sequence_nr() - 1
-        if len(self.ours) > _MAX_NODES:
-            self.ours.clear()
-        self.ours.add(self._sequence)
+    def natives(self, node: Any) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """The saved tensors of a node that no hook has packed: attribute, position in it, tensor."""
+        for name in _names_of(node):
+            for position in range(_MAX_TENSORS):
+                tensor = self.native(node, name, position)
+                if tensor is None:
+                    break
+                yield name, position, tensor
+
+    def native(self, node: Any, name: str, position: int) -> torch.Tensor | None:
+        """A saved tensor that no hook has packed; None if there is none.
+
+        Raises:
+            RuntimeError: A backward has been through the node, or the tensor was changed in place.
+        """
+        raw: Any = getattr(node, name, None)
+        is_list = isinstance(raw, tuple | list)
+        if is_list:
+            raw = raw[position] if position < len(raw) else None
+        if raw is None or (position and not is_list):
+            return None
+        if CAN_TELL:
+            if raw.unpack_hook is not None:
+                return None
+        else:
+            self.take([node])
+            if not (found := self.packed(node, name)) or any(each.tensor is None for each in found):
+                return None
+        value: Any = getattr(node, _public(name))
+        return value[position] if is_list else value  # type: ignore[no-any-return]
+
+    def put(self, node: Any, name: str, position: int, saved: SavedTensor) -> None:
+        """Have a node keep a handle in place of a tensor that no hook has packed."""
+        if CAN_TELL:
+            raw = getattr(node, name)
+            raw = raw[position] if isinstance(raw, tuple | list) else raw
+            raw.register_hooks(lambda _: saved, unpack)
+            if len(self.ours) > _MAX_NODES:
+                self.ours.clear()
+            self.ours.add(node._sequence_nr())
+        else:
+            self.packed(node, name)[position].become(saved)
+
+    def source(self, node: Any, name: str) -> SavedTensor | None:
+        """A handle for what a node keeps; None if it keeps nothing, or if a hook of others would be called.
+
+        The node keeps the same handle from now on, so that a tensor can still be parked that a recipe needs.
+        """
+        if found := self.packed(node, name):
+            return found[0]
+        tensor = self.native(node, name, 0)
+        if tensor is None:
+            return None
+        if not CAN_TELL:
+            return self.packed(node, name)[0]
+        saved = SavedTensor(tensor, self.backward)
+        if tensor.nbytes >= MIN_PARKED_BYTES and is_plain(tensor):
+            self.put(node, name, 0, saved)
+        return saved
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Take a tensor from its node."""
         self.ours.add(self._sequence)
         return SavedTensor(tensor, self.backward)
 
-    def _find_places(self, nodes: list[Any]) -> list[Place]:
-        """The places of the tensors that nodes have saved."""
+    def _find_places(self, nodes: list[Any]) -> None:
+        """Find the places of the tensors that nodes have saved."""
         self.take(nodes)
-        found: dict[int, Place] = {}
         for node in nodes:
             for name in _names_of(node):
                 for each in self.packed(node, name):
                     place = self._place_of(each)
                     if place is not None:
                         place.sequence = max(place.sequence, node._sequence_nr())
-                        found[id(place)] = place
-        return list(found.values())
 
     def _place_of(self, saved: SavedTensor) -> Place | None:
         if saved.place is None and saved.tensor is not None and is_plain(saved.tensor):
@@ -211,9 +178,24 @@ class SavedTensors:
             SavedTensor.asked = None
         return found
 
-    def sizes(self, nodes: Iterable[Any]) -> list[int]:
-        """The bytes of the storages that nodes have saved tensors in, in memory or out of it."""
-        return sorted(each.nbytes for each in self._find_places(list(nodes)))
+    def storages(self, nodes: Iterable[Any]) -> Iterator[tuple[int, int, int, bool]]:
+        """The storages that nodes have saved tensors in: number of the node, key, bytes, whether it is in memory."""
+        for node in nodes:
+            number = node._sequence_nr()
+            if not CAN_TELL:
+                self.take([node])
+            for name in _names_of(node):
+                for each in self.packed(node, name):
+                    if each.place is not None:
+                        yield number, each.key, each.place.nbytes, not each.place.is_out
+                        yield from ((number, source.key, source.nbytes, False) for source in each.place.sources())
+                    elif each.tensor is not None and is_plain(each.tensor):
+                        yield number, each.key, each.tensor.untyped_storage().nbytes(), True
+            with contextlib.suppress(RuntimeError):
+                for _, _, tensor in self.natives(node) if CAN_TELL else ():
+                    if is_plain(tensor):
+                        storage = tensor.untyped_storage()
+                        yield number, int(storage._cdata), storage.nbytes(), True
 
     def release(self, roots: Iterable[torch.Tensor]) -> None:
         """Free what the graph behind some tensors has saved, as a completed backward would have done."""
@@ -223,18 +205,11 @@ class SavedTensors:
                     each.tensor = each.place = None
             for raw in _saved_by(node):
                 with contextlib.suppress(RuntimeError):
-                    raw.register_hooks(_drop, _gone)
+                    raw.register_hooks(_drop, gone)
 
 
 def _drop(tensor: torch.Tensor) -> None:
     return None
-
-
-def _gone(nothing: None) -> torch.Tensor:
-    raise RuntimeError(
-        "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
-        "been freed)."
-    )
 
 
 def _live_nodes() -> Iterator[Any]:

@@ -27,9 +27,10 @@ from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
 from torchmedic.recovery.recipes import Recipes
-from torchmedic.recovery.room import RoomMaker, give_back_caches, keep_blocks_whole, used_share
+from torchmedic.recovery.room import RoomMaker, give_back_caches, keep_blocks_whole, refills, used_share
 from torchmedic.recovery.saved_tensors import SavedTensors
 from torchmedic.recovery.workspaces import Workspaces
+from torchmedic.source.objects.graph import walk
 
 Level = Literal["safe", "all"]
 
@@ -49,11 +50,12 @@ class Session:
         self.examining = context.examining  # as it was before `install` put a wrapper around it
         self.space = ParkingSpace(context.run)
         self.saved = SavedTensors(self.space, self._make_room_in_backward)
-        self.recipes = Recipes(self.saved)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
         self.in_parts = CrossEntropyInParts()
         self.workspaces = Workspaces()
+        self.saved.backward.with_any_kernel = self.workspaces.with_any_kernel
+        self.recipes = Recipes(self.saved, self.workspaces)
         self.backward_room = BackwardRoom(self.room, self.saved, self.in_parts)
         self.guard = Guard(self)
         self.is_updating = False
@@ -68,6 +70,10 @@ class Session:
         self._is_update_safe = False
         self._is_lowered = False  # for an update
         self._compiles = False
+        self._had_recovery = False  # in this step
+        self._refills = 0
+        self._searched_by = self._emptied_by = 0  # numbers of backward passes: nothing is left to park in the second
+        self._is_unsure = False  # whether the next backward pass has room for its workspaces
         self.next_steps = NextSteps(self.early_spill)
 
     @property
@@ -100,6 +106,7 @@ class Session:
     ) -> None:
         keep_blocks_whole()  # the script may have set a limit since it made its optimizer
         self.in_parts.is_on |= means not in ("retry", "kernel")
+        self._is_unsure = self._had_recovery = True
         self.next_steps.recovered(phase, means, nbytes)
         recovery = Recovery(
             step=self.step,
@@ -119,6 +126,9 @@ class Session:
         with unseen():
             self.space.catch_up()
             parked = self.backward_room.make(roots, self.optimizers.parameters)
+            if self._is_unsure:
+                nodes = walk(each.grad_fn for each in roots)
+                self.workspaces.try_before_use(nodes, self.saved, self._make_room_in_backward)
         if parked:
             self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
         if self.backward_room.missing:
@@ -129,10 +139,15 @@ class Session:
 
     def _make_room_in_backward(self, wanted: int) -> bool:
         """Park activations while a backward pass runs; whether there is more room now."""
+        if self._emptied_by == self.graphs_run:
+            return False
         started = time.monotonic()
         with unseen():
             self.space.catch_up()
-            parked = self.room.park_saved(2 * wanted)
+            parked = self.room.park_saved(2 * wanted, search=self._searched_by != self.graphs_run)
+        self._searched_by = self.graphs_run
+        if not parked:
+            self._emptied_by = self.graphs_run
         if parked:
             self.recovered("backward", "activations", "", parked, time.monotonic() - started, is_avoided=True)
         return bool(parked)
@@ -236,15 +251,22 @@ class Session:
     def close(self) -> None:
         for storage in self.optimizers.living_out():
             self.bring_back(storage, frozenset())
-        self.next_steps.stop()
         self.lower_guard()
 
     def _plan(self) -> None:
         """Take out of memory early in the next step what had to be parked in the steps before."""
         in_parts = self.in_parts.possible_bytes if self.in_parts.is_on else 0
         self.in_parts.next_step()
-        if self.next_steps.plan(in_parts):
+        if self.next_steps.early is not None:
+            before, self._refills = self._refills, refills()
+            if self._refills > before and not self._is_unsure:
+                self.next_steps.was_pressed()
+        has_other_plan = self.next_steps.plan(in_parts)
+        if has_other_plan:
             self.backward_room.failed()  # the next backward pass computes other tensors again
+        self._is_unsure = has_other_plan or self._had_recovery
+        self._had_recovery = False
+        self.guard.spill = self.next_steps.early
         if self.next_steps.optimizer_bytes:
             with unseen(), contextlib.suppress(OSError):  # caches stay: the next pass takes its memory from them
                 self.optimizers.park(self.next_steps.optimizer_bytes, frozenset(), gradients=False)
@@ -260,5 +282,4 @@ class Session:
     def forked(self) -> None:
         """A forked child trains nothing of the parent's."""
         with contextlib.suppress(Exception):
-            self.next_steps.stop()
             self.lower_guard()

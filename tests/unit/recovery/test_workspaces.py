@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 
 import torchmedic
 from torchmedic.observe.memory import cuda_refusals
-from torchmedic.recovery import guard
-from torchmedic.recovery.workspaces import CONVOLUTIONS
+from torchmedic.recovery import guard, workspaces
+from torchmedic.recovery.parking import ParkingSpace
+from torchmedic.recovery.saved_tensors import SavedTensors
+from torchmedic.recovery.workspaces import CONVOLUTIONS, Workspaces
 
 WORKSPACE = 1 << 20
 plain = torch.conv2d
@@ -108,3 +111,34 @@ def test_in_a_backward_pass(data: tuple[torch.Tensor, torch.Tensor]) -> None:
             result.sum().backward()
             optimizer.step()
     assert [(each.phase, getattr(each, "means", "")) for each in happened] == [("backward", "kernel")]
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_a_convolution_is_tried_before_its_gradients(
+    tries: int, data: tuple[torch.Tensor, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for the workspace is made before the node runs, and the gradients are the same."""
+    tried, made = [], []
+    found = Workspaces()
+
+    def convolution(function: Any, *args: Any) -> Any:
+        tried.append([each.shape for each in function(*args) if each is not None])
+        if len(tried) < tries:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def make_room(nbytes: int) -> bool:
+        made.append(nbytes)
+        return True
+
+    monkeypatch.setattr(workspaces, "_DEVICES", {"cpu"})
+    monkeypatch.setattr(found, "convolution", convolution)
+    x, weight = data
+    x = x.requires_grad_().repeat(8, 1, 1, 1)
+    wanted = torch.autograd.grad(torch.conv2d(x, weight).sin().sum(), [x, weight], retain_graph=True)
+    result = torch.conv2d(x, weight)
+    loss = result.sin().sum()
+    found.try_before_use([loss.grad_fn, result.grad_fn], SavedTensors(ParkingSpace(tmp_path)), make_room)
+    gradients = torch.autograd.grad(loss, [x, weight])
+    assert all(torch.equal(one, other) for one, other in zip(gradients, wanted, strict=True))
+    assert tried == [[x.shape, weight.shape]] * tries
+    assert made == [x.nbytes] * (tries - 1)
