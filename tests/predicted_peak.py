@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.evidence.memory.fake.fake_step import device_left_alone, fake_recurrent_weights, untouched
+from torchmedic.evidence.memory.fake.fake_step import counted_by, device_left_alone, untouched
 from torchmedic.evidence.memory.fake.optimizer_updates import stepping_on_fakes
 from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes, Peak
 
@@ -45,9 +45,6 @@ def peak_of(
         stack.enter_context(device_left_alone())
         for optimizer in optimizers:
             stack.enter_context(stepping_on_fakes(optimizer, ledger))
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack))
-        stack.enter_context(fakes.mode)
-        stack.enter_context(ledger)
-        fake_recurrent_weights(ledger, modules)
+        stack.enter_context(counted_by(ledger, fakes.mode, modules))
         step()
         return ledger.live.peak

@@ -21,7 +21,7 @@ from predicted_peak import peak_of
 from running import torchmedic
 from torch import nn
 
-from torchmedic.evidence.memory.fake.recurrent import kept_bytes
+from torchmedic.replay.fake.recurrent import kept_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from torchmedic.evidence.memory.fake.known_values import tensors_of
-from torchmedic.evidence.memory.fake.recurrent import answer as recurrent
 from torchmedic.fit.cards import Card
 from torchmedic.records.fit import Trace
+from torchmedic.replay.fake.known_values import tensors_of
+from torchmedic.replay.fake.recurrent import answer as recurrent
 
 Answer = Callable[[Trace, Any, Any, Any], Any]
 _LARGEST = "sizes that depend on values are assumed to be the largest possible: the memory is an upper bound"

@@ -19,6 +19,7 @@ from torchmedic.fit.fake_device import DEVICE
 from torchmedic.fit.machine import Machine
 from torchmedic.fit.script import followed
 from torchmedic.records.fit import Prediction
+from torchmedic.replay.isolation.torch_state import same_modules
 
 _MAX_DEPTH = 3  # levels of containers and objects that are searched for modules
 _MAX_ROWS = 6  # rows of the table in the text of an assertion
@@ -150,33 +151,23 @@ def _on_device(objects: list[Any], machine: Machine) -> Iterator[None]:
             fakes[id(tensor)] = made
         return made
 
-    attributes = [(each, dict(each.__dict__)) for each in modules.values()]
-    tables = [(each.__dict__[name], dict(each.__dict__[name])) for each in modules.values() for name in _TABLES]
     groups = [(group, group["params"]) for each in optimizers for group in each.param_groups]
     states = [(each, each.state) for each in optimizers]
-    try:
-        for module in modules.values():
-            for name, kind in zip(_TABLES, ("parameters", "buffers"), strict=True):
-                table = module.__dict__[name]
-                table.update({key: fake(each, kind) for key, each in table.items() if each is not None})
-            if isinstance(module, torch.nn.RNNBase):
-                module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
-        for group, params in groups:
-            group["params"] = [fake(each, "parameters") for each in params]
-        for each in optimizers:
-            each.state = type(each.state)(dict)
-        yield
-    finally:
-        for module, before in attributes:
-            module.__dict__.clear()
-            module.__dict__.update(before)
-        for table, content in tables:
-            table.clear()
-            table.update(content)
-        for group, params in groups:
-            group["params"] = params
-        for each, state in states:
-            each.state = state
-
-
-_TABLES = ("_parameters", "_buffers")
+    with same_modules(modules.values()):
+        try:
+            for module in modules.values():
+                for name, kind in (("_parameters", "parameters"), ("_buffers", "buffers")):
+                    table = module.__dict__[name]
+                    table.update({key: fake(each, kind) for key, each in table.items() if each is not None})
+                if isinstance(module, torch.nn.RNNBase):
+                    module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
+            for group, params in groups:
+                group["params"] = [fake(each, "parameters") for each in params]
+            for each in optimizers:
+                each.state = type(each.state)(dict)
+            yield
+        finally:
+            for group, params in groups:
+                group["params"] = params
+            for each, state in states:
+                each.state = state

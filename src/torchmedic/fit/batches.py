@@ -16,6 +16,7 @@ from torchmedic.fit.cards import Card
 from torchmedic.fit.changes import Change, Literal
 from torchmedic.fit.trials import Trials
 from torchmedic.records.fit import NOWHERE, Batch, Line, Need, Trace
+from torchmedic.replay.fake.births import Course, between
 
 _NAME = re.compile(r"batch_?size|(^|_)batch($|_)|(^|_)bs($|_)|(^|_)bsz($|_)|batchsize|^b$", re.IGNORECASE)
 _OTHER = re.compile(r"eval|valid|test|num|count|idx|index|first|norm|accum", re.IGNORECASE)
@@ -76,29 +77,25 @@ class BatchSizes:
         return None
 
     def sizes_at(self, size: int) -> list[int] | None:
-        """Bytes of every storage at a batch size; None if the two runs took different courses.
-
-        What a step allocates grows with the batch in a straight line, storage by storage.
-        """
-        assert self.knob is not None
+        """Bytes of every storage at a batch size; None if the two runs took different courses."""
         assert self.other is not None
-        if self.other.events != self.trace.events:
-            return None
-        share = (size - self.knob.current) / (self.half - self.knob.current)
-        return [
-            max(0, round(one + share * (two - one)))
-            for one, two in zip(self.trace.sizes, self.other.sizes, strict=True)
-        ]
+        one, two = (Course(each.events, each.sizes) for each in (self.trace, self.other))
+        found = between(one, two, self._share(size))
+        return found.sizes if found is not None else None
+
+    def _share(self, size: int) -> float:
+        """Where a size lies on the way from the size of the script to the other one."""
+        assert self.knob is not None
+        return (size - self.knob.current) / (self.half - self.knob.current)
 
     def need_at(self, size: int, card: Card) -> Need:
         """The need at a batch size, from the two courses that are known."""
-        assert self.knob is not None
         assert self.other is not None
         sizes = self.sizes_at(size)
         if sizes is not None:
             return need_of(self.trace, card, sizes=sizes)
         one, two = need_of(self.trace, card), need_of(self.other, card)
-        share = (size - self.knob.current) / (self.half - self.knob.current)
+        share = self._share(size)
         reserved = round(one.reserved + share * (two.reserved - one.reserved))
         allocated = round(one.allocated + share * (two.allocated - one.allocated))
         fits = reserved <= card.memory - card.context

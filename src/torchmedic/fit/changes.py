@@ -11,7 +11,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from torchmedic.fit.machine import Machine
-from torchmedic.replay.shadow.fake_cuda import replaced
+from torchmedic.replay.fake.changes import backward_without_autocast, gradients_stay
+from torchmedic.replay.isolation.torch_state import replaced
 
 
 class Literal(msgspec.Struct, frozen=True):
@@ -57,12 +58,12 @@ def applied(change: Change, machine: Machine) -> Iterator[None]:
         if change.checkpointed:
             stack.enter_context(_checkpointed(change.checkpointed, machine))
         if change.autocast:
-            stack.enter_context(_autocast())
+            stack.enter_context(backward_without_autocast("cuda"))
+            stack.enter_context(torch.autocast("cuda", dtype=torch.bfloat16))
         if change.update:
             stack.enter_context(_updating(change.update))
         if change.accumulate:
-            for owner in (torch.optim.Optimizer, torch.nn.Module):
-                stack.enter_context(replaced(owner, "zero_grad", lambda *args, **kwargs: None))
+            stack.enter_context(gradients_stay())
         if change.spill:
             stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=False))
         yield
@@ -89,25 +90,6 @@ def _checkpointed(name: str, machine: Machine) -> Iterator[None]:
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     with replaced(torch.nn.Module, "__call__", called):
-        yield
-
-
-@contextlib.contextmanager
-def _autocast() -> Iterator[None]:
-    """Autocast around forward and loss, not around backward and the update."""
-    graph: Any = torch.autograd.graph
-    engine = graph._engine_run_backward
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        torch.clear_autocast_cache()
-        with torch.autocast("cuda", enabled=False):
-            return engine(*args, **kwargs)
-
-    with (
-        replaced(graph, "_engine_run_backward", run_backward),
-        replaced(torch.autograd, "_engine_run_backward", run_backward),
-        torch.autocast("cuda", dtype=torch.bfloat16),
-    ):
         yield
 
 

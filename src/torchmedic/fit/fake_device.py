@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from torchmedic.errors import TorchmedicError
 from torchmedic.fit.cards import Card
-from torchmedic.replay.shadow.fake_cuda import SILENT, Nothing, replaced
+from torchmedic.replay.isolation.torch_state import replaced
+from torchmedic.replay.shadow.fake_cuda import Nothing, quiet_cuda
 
 DEVICE = torch.device("cuda:0")
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # an array of pointers, by the number of the device type
@@ -166,32 +167,24 @@ def _answers(card: Card) -> list[tuple[Any, str, Any]]:
         shared_memory_per_block=49152,
         L2_cache_size=50 << 20,
     )
-    found: list[tuple[Any, str, Any]] = [(cuda, name, _always(None)) for name in SILENT]
-    found += [(cuda, name, Nothing) for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of")]
-    found += [(cuda, name, lambda *args, **kwargs: Nothing()) for name in ("current_stream", "default_stream")]
-    found += [(cuda, name, _always(0)) for name in _COUNTERS]
+    found = [*quiet_cuda(), *((cuda, name, _always(0)) for name in _COUNTERS)]
     found += [
         (cuda, "is_available", _always(True)),
         (cuda, "is_initialized", _always(True)),
         (cuda, "device_count", _always(1)),
-        (cuda, "current_device", _always(0)),
         (cuda, "is_bf16_supported", _always(card.capability[0] >= 8)),
-        (cuda, "is_current_stream_capturing", _always(False)),
         (cuda, "get_device_properties", _always(properties)),
         (cuda, "get_device_name", _always(properties.name)),
         (cuda, "get_device_capability", _always(card.capability)),
-        (cuda, "get_rng_state", lambda *args, **kwargs: torch.get_rng_state()),
         (cuda, "get_rng_state_all", lambda: [torch.get_rng_state()]),
         (cuda, "mem_get_info", _always((card.memory, card.memory))),
         (cuda, "memory_stats", _always({})),
         (cuda, "memory_summary", _always("")),
-        (torch.Tensor, "record_stream", _always(None)),
         (torch.Tensor, "pin_memory", lambda self, *args, **kwargs: self),
         (torch.Tensor, "is_pinned", _always(False)),
         (torch.backends.cudnn, "is_acceptable", _always(False)),
         (torch.backends.cudnn, "version", _always(91000)),
         (torch, "compile", _not_compiled),
-        (torch, "Generator", _Generator),
     ]
     found += [(fake_tensor, name, _always(None)) for name in ("init_gpu_context", "init_cuda_context")]
     if hasattr(torch, "accelerator"):
@@ -211,20 +204,3 @@ def _answers(card: Card) -> list[tuple[Any, str, Any]]:
 def _not_compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
     """`torch.compile` as a function and as a decorator; the code stays eager."""
     return model if model is not None else lambda each: each
-
-
-_REAL_GENERATOR = torch.Generator
-
-
-class _AnyGenerator(type):
-    """Tells what a generator is by the real class."""
-
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, _REAL_GENERATOR)
-
-
-class _Generator(metaclass=_AnyGenerator):
-    """Generators of the pretended device are generators of the host."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _REAL_GENERATOR()

@@ -20,13 +20,13 @@ from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchmedic.evidence.memory.fake.known_values import exchanged, host_result, remember, tensors_of
 from torchmedic.fit.answers import ANSWERS, foreach, passing_bytes
 from torchmedic.fit.cards import Card
 from torchmedic.fit.fake_device import DEVICE, FakeMode
 from torchmedic.fit.recorder import Recorder
 from torchmedic.fit.speed import Clock
 from torchmedic.records.fit import NOWHERE, Kind, Line, Trace
+from torchmedic.replay.fake.known_values import exchanged, host_result, remember, tensors_of
 from torchmedic.source.user_code import PACKAGE, is_user_file
 
 _MAX_REAL_BYTES = 1 << 20  # larger tensors of floating point numbers that are made on the host are fake

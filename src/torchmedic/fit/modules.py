@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchmedic.fit.changes import Change
 from torchmedic.fit.fake_device import DEVICE
 from torchmedic.fit.machine import Machine
-from torchmedic.replay.shadow.fake_cuda import replaced
+from torchmedic.replay.isolation.torch_state import replaced
 
 _aten: Any = torch.ops.aten
 _MAX_FLASH_WIDTH = 256  # elements of a head of attention

@@ -2,72 +2,54 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import torch
 
 from torchmedic.records.fit import KINDS, Kind, Line, Trace
+from torchmedic.replay.fake.births import Births, Course
 
 _CODES = {kind: number for number, kind in enumerate(KINDS)}
 _MIN_WIDE_BYTES = 1 << 20  # storages from this size on have their last dimension noted
 
 
 class Recorder:
-    """Follows storages until they die. Holds no tensor and no storage."""
+    """Writes the course of memory into a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}  # number and reference, by the identity of a storage
+        self._births = Births(Course(trace.events, trace.sizes))
         self._lines: dict[Line, int] = {}
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        return id(tensor.untyped_storage()) in self._alive
+        return self._births.number_of(tensor) is not None
 
     def born(self, tensor: torch.Tensor, kind: Kind, place: Line, user: Line) -> None:
         """Count the storage of a tensor until it dies; nothing if it is known."""
-        storage = tensor.untyped_storage()
-        key = id(storage)  # the object stays the same as long as the storage lives
-        if key in self._alive:
-            return
-        nbytes = storage.nbytes()
-        if nbytes == 0:
-            return
-        wide = tensor.shape[-1] if nbytes >= _MIN_WIDE_BYTES and tensor.dim() else 0
-        number = self._add(nbytes, kind, place, user, wide)
-        events = self.trace.events
-
-        def died(_: Any) -> None:
-            events.append(~number)
-            self._alive.pop(key, None)
-
-        self._alive[key] = (number, weakref.ref(storage, died))
+        nbytes = tensor.untyped_storage().nbytes()
+        if nbytes and not self.knows(tensor):
+            self._births.follow(tensor, nbytes)
+            self._note(kind, place, user, tensor.shape[-1] if nbytes >= _MIN_WIDE_BYTES and tensor.dim() else 0)
 
     def mark(self, tensor: torch.Tensor, kind: Kind) -> None:
         """Set the kind of a known storage."""
-        found = self._alive.get(id(tensor.untyped_storage()))
-        if found is not None:
-            self.trace.kinds[found[0]] = _CODES[kind]
+        number = self._births.number_of(tensor)
+        if number is not None:
+            self.trace.kinds[number] = _CODES[kind]
 
-    def held(self, nbytes: int, kind: Kind, place: Line, user: Line) -> None:
-        """Count memory that is never freed."""
-        self._add(nbytes, kind, place, user, 0)
+    def held(self, nbytes: int, kind: Kind, place: Line, user: Line) -> int:
+        """Count memory that is never freed; returns its number."""
+        self._note(kind, place, user)
+        return self._births.add(nbytes)
 
     def passing(self, nbytes: int, kind: Kind, place: Line, user: Line) -> None:
         """Count memory that an operation takes and frees again."""
-        number = self._add(nbytes, kind, place, user, 0)
-        self.trace.events.append(~number)
+        self.trace.events.append(~self.held(nbytes, kind, place, user))
 
-    def _add(self, nbytes: int, kind: Kind, place: Line, user: Line, wide: int) -> int:
+    def _note(self, kind: Kind, place: Line, user: Line, width: int = 0) -> None:
         trace = self.trace
-        number = len(trace.sizes)
-        trace.sizes.append(nbytes)
         trace.kinds.append(_CODES[kind])
         trace.places.append(self._line(place))
         trace.user_places.append(self._line(user))
-        trace.widths.append(wide)
-        trace.events.append(number)
-        return number
+        trace.widths.append(width)
 
     def _line(self, line: Line) -> int:
         number = self._lines.get(line)

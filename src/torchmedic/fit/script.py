@@ -23,7 +23,7 @@ from torchmedic.fit.machine import Ended, Machine
 from torchmedic.fit.modules import cuda_kernels, faked_modules
 from torchmedic.fit.steps import Done, Steps
 from torchmedic.records.fit import Trace
-from torchmedic.replay.shadow.fake_cuda import replaced
+from torchmedic.replay.isolation.torch_state import replaced
 from torchmedic.source.user_code import is_user_file
 
 _QUIET = {

@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torchmedic.fit.fake_device import DEVICE
 from torchmedic.fit.machine import Ended, Machine
+from torchmedic.replay.fake.changes import repeated_layers
 from torchmedic.source.objects.parts import live_modules
 
 _MAX_STEPS = 12  # steps of all optimizers together, where some optimizer never steps twice
@@ -116,18 +117,9 @@ def _trained(optimizer: Any) -> list[torch.Tensor]:
 
 def _repeated(modules: list[Any]) -> dict[str, int]:
     """Bytes of the parameters of all layers of a class, for classes with several layers, none inside another."""
-    groups: dict[type, list[Any]] = {}
-    layers = {id(child) for module in modules for child in module.children()}
-    for module in modules:
-        if id(module) not in layers:
-            continue  # a whole model
-        is_container = isinstance(module, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict)
-        if not is_container and any(True for _ in module.children()):
-            groups.setdefault(type(module), []).append(module)
+    layers = {id(child) for module in modules for child in module.children()}  # without whole models
     found: dict[str, int] = {}
-    for kind, group in groups.items():
-        inner = {id(child) for module in group for child in module.modules() if child is not module}
-        if len(group) > 1 and not any(id(module) in inner for module in group):
-            parameters = {id(each): each.nbytes for module in group for each in module.parameters()}
-            found[kind.__name__] = sum(parameters.values())
+    for group in repeated_layers(module for module in modules if id(module) in layers):
+        parameters = {id(each): each.nbytes for module in group for each in module.parameters()}
+        found[type(group[0]).__name__] = sum(parameters.values())
     return found

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from torchmedic.records.fit import Answer, Request
+from torchmedic.errors import TorchmedicError
+from torchmedic.fit.cards import chosen_card
+from torchmedic.records.fit import Answer, Prediction, Request
 
 
 def main() -> None:
@@ -27,14 +29,35 @@ def _answered(request: Request) -> Answer:
     except ImportError:
         return Answer(error="torch is not installed in this environment")
     warnings.simplefilter("ignore")
-    from torchmedic.errors import TorchmedicError
-    from torchmedic.fit.predictor import predicted
-
     os.chdir(request.folder)
     try:
-        return Answer(prediction=predicted(request, Path(request.script)))
+        return Answer(prediction=_predicted(request, Path(request.script)))
     except TorchmedicError as error:
         return Answer(error=str(error))
+
+
+def _predicted(request: Request, script: Path) -> Prediction:
+    """Run the script on a pretended card: its need, the largest batch, and the plans.
+
+    Raises:
+        TorchmedicError: The script could not be followed; the text says why.
+    """
+    from torchmedic.fit import batches, plans
+    from torchmedic.fit.analysis import prediction_of
+    from torchmedic.fit.changes import Change
+    from torchmedic.fit.trials import Trials
+
+    card, limited = chosen_card(request.card, request.memory)
+    trials = Trials(script, request.arguments, card, request.seconds)
+    trace = trials.run(Change())
+    if trace.error:
+        raise TorchmedicError(f"cannot follow {request.script}: {trace.error}")
+    if not limited or not request.plans:
+        return prediction_of(trace, card, limited=limited)
+    sizes = batches.BatchSizes(trials, trace)
+    batch = batches.largest(sizes, card)
+    found = plans.fastest(trials, trace, sizes, card)
+    return prediction_of(trace, card, limited=limited, batch=batch, plans=found)
 
 
 if __name__ == "__main__":

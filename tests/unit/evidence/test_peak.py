@@ -21,12 +21,13 @@ from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
 from torchmedic.evidence.memory.fake.fake_step import device_left_alone
-from torchmedic.evidence.memory.fake.peak import LiveBytes, between, highest, rounded
-from torchmedic.evidence.memory.fake.recurrent import kept_bytes
+from torchmedic.evidence.memory.fake.peak import LiveBytes, highest, rounded
 from torchmedic.evidence.memory.fake.rows import Rows, fewer, rows_in
 from torchmedic.evidence.memory.fake.whole_step import Change, NotRows, WholeStep
 from torchmedic.observe.step.batches import Given
 from torchmedic.observe.step.step_notes import StepNotes
+from torchmedic.replay.fake.births import between
+from torchmedic.replay.fake.recurrent import kept_bytes
 from torchmedic.replay.step.step import from_traceback
 from torchmedic.source import user_code as frame_kinds
 

@@ -44,7 +44,7 @@ def evidence_of(runner: Runner, **agent: Any) -> NumbersEvidence:
         damaged=(weight,),
         losses=(1.0,),
     )
-    step: Any = SimpleNamespace(runner=runner)
+    step: Any = SimpleNamespace(runner=runner, last_part=None)
     return NumbersEvidence(incident, SimpleNamespace(**agent), [], None, step)
 
 

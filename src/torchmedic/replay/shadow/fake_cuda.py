@@ -11,10 +11,11 @@ import torch
 import torch.amp.autocast_mode
 
 from torchmedic.observe.context import Notes
+from torchmedic.replay.isolation.torch_state import replaced, same_modules
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.source.objects.parts import live_modules
 
-SILENT = (
+_SILENT = (
     "synchronize empty_cache ipc_collect set_device manual_seed manual_seed_all seed seed_all set_rng_state "
     "set_rng_state_all set_stream reset_peak_memory_stats reset_accumulated_memory_stats init _lazy_init "
     "set_per_process_memory_fraction"
@@ -56,6 +57,21 @@ def _nothing(*args: Any, **kwargs: Any) -> Any:
     return None
 
 
+def quiet_cuda() -> list[tuple[Any, str, Any]]:
+    """What `torch.cuda` answers without a device: owner, name and value."""
+    kinds = ("Stream", "Event", "ExternalStream", "stream", "device", "device_of")
+    return [
+        *((torch.cuda, name, _nothing) for name in _SILENT),
+        *((torch.cuda, name, Nothing) for name in kinds),
+        *((torch.cuda, name, lambda *args, **kwargs: Nothing()) for name in ("current_stream", "default_stream")),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "is_current_stream_capturing", lambda: False),
+        (torch.cuda, "get_rng_state", lambda *args, **kwargs: torch.get_rng_state()),
+        (torch.Tensor, "record_stream", _nothing),
+        (torch, "Generator", _Generator),
+    ]
+
+
 @contextlib.contextmanager
 def shaded(shadow: Shadow, notes: Notes) -> Iterator[None]:
     """One replay in the shadow: with the random numbers of the step as far as they were drawn on the CPU."""
@@ -74,21 +90,11 @@ def shaded(shadow: Shadow, notes: Notes) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_device(shadow: Shadow) -> Iterator[None]:
     """Everything in reach that names the device answers from the CPU, until the end of the block."""
-    answers: list[tuple[Any, str, Any]] = []
     cuda = torch.cuda
-    answers += [(cuda, name, _nothing) for name in SILENT]
-    answers += [
-        (cuda, name, Nothing) for name in ("Stream", "Event", "ExternalStream", "stream", "device", "device_of")
-    ]
-    answers += [(cuda, name, lambda *args, **kwargs: Nothing()) for name in ("current_stream", "default_stream")]
-    answers += [
-        (cuda, "current_device", lambda: 0),
-        (cuda, "is_current_stream_capturing", lambda: False),
-        (torch.Tensor, "record_stream", _nothing),
-        (cuda, "get_rng_state", lambda *args, **kwargs: torch.get_rng_state()),
+    answers = [
+        *quiet_cuda(),
         (cuda, "get_rng_state_all", list),
         (cuda, "mem_get_info", lambda *args, **kwargs: (1 << 40, 1 << 40)),
-        (torch, "Generator", _Generator),
         (torch.autograd.Function, "apply", classmethod(_applied(shadow, vars(torch.autograd.Function)["apply"]))),
         (torch.amp.autocast_mode.autocast, "__init__", _on_cpu(torch.amp.autocast_mode.autocast.__init__)),
     ]
@@ -117,13 +123,10 @@ def standing_in(shadow: Shadow) -> Iterator[None]:
     for table, name, value in swapped:
         table[name] = shadow.stand_in(value)
     shadow.others.clear()  # buffers and constants of modules are no data either
-    plain = [(module.__dict__, dict(module.__dict__)) for module in modules]  # a replay leaves marks on them
     try:
-        yield
+        with same_modules(modules):  # a replay leaves marks on them
+            yield
     finally:
-        for attributes, before in plain:
-            attributes.clear()
-            attributes.update(before)
         for table, name, value in swapped:
             table[name] = value
 
@@ -136,6 +139,8 @@ class _AnyGenerator(type):
 
 
 class _Generator(metaclass=_AnyGenerator):
+    """Generators of a device that is not there are generators of the host."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return _GENERATOR()
 
@@ -163,18 +168,3 @@ def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, "cpu", *args, **kwargs)
 
     return __init__
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an object another attribute until the end of the block."""
-    missing = object()
-    before = vars(owner).get(name, missing)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)

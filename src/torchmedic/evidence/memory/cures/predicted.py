@@ -16,10 +16,12 @@ import torch
 
 from torchmedic.evidence.memory.cures.real_step import RealStep
 from torchmedic.evidence.memory.cures.room import Room, room_of
-from torchmedic.evidence.memory.fake.peak import Counting, Course, between, highest
+from torchmedic.evidence.memory.fake.peak import Counting, highest
 from torchmedic.evidence.memory.fake.rows import Rows, rows_in
 from torchmedic.evidence.memory.fake.whole_step import Change, WholeStep
 from torchmedic.observe.memory.host import host_memory
+from torchmedic.replay.fake.births import Course, between
+from torchmedic.replay.fake.changes import repeated_layers
 from torchmedic.replay.step.step import Step, through_backward_of_library
 from torchmedic.source.segment.cut import CannotCut
 
@@ -252,17 +254,7 @@ def _repeated(ledger: Counting, step: WholeStep) -> tuple[torch.nn.Module, ...]:
         for length in range(1, len(parts) + 1):
             path = ".".join(parts[:length])
             saved[path] = saved.get(path, 0) + entry.nbytes
-    groups: dict[type, list[torch.nn.Module]] = {}
-    for root in step.modules:
-        for module in root.modules():
-            composite = any(True for _ in module.children()) and not isinstance(module, torch.nn.ModuleList)
-            if composite and module is not root and saved.get(names.get(id(module), ""), 0):
-                groups.setdefault(type(module), []).append(module)
-    candidates = [list(dict.fromkeys(group)) for kind, group in groups.items() if kind is not torch.nn.Sequential]
-    several = [group for group in candidates if len(group) > 1 and not _nested(group)]
-    return tuple(max(several, key=lambda group: sum(saved[names[id(each)]] for each in group), default=()))
-
-
-def _nested(group: list[torch.nn.Module]) -> bool:
-    inner = {id(child) for module in group for child in module.modules() if child is not module}
-    return any(id(module) in inner for module in group)
+    layers = {id(module): module for root in step.modules for module in root.modules() if module is not root}
+    saving = [module for module in layers.values() if saved.get(names.get(id(module), ""), 0)]
+    groups = repeated_layers(saving)
+    return tuple(max(groups, key=lambda group: sum(saved[names[id(each)]] for each in group), default=()))

@@ -12,12 +12,13 @@ import gc
 import inspect
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.evidence.memory.fake.whole_step import Change, NotRows, WholeStep
+from torchmedic.replay.fake.changes import gradients_stay
 from torchmedic.replay.isolation.outside_world import sealed
 from torchmedic.replay.isolation.sandbox import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.isolation.torch_state import muted, rewind_rng
@@ -104,7 +105,7 @@ class RealStep(WholeStep):
         """Turns of the step: a smaller batch takes several for one update, and the second has gradients to add to."""
         yield 1
         if change.rows is not None and not self.evaluation:
-            stack.enter_context(_gradients_stay())
+            stack.enter_context(gradients_stay())
             yield 2
 
     def _judged(self, played: ReplayResult) -> Outcome:
@@ -130,19 +131,6 @@ class RealStep(WholeStep):
             if closure is None or closure.default is not inspect.Parameter.empty:
                 with torch.no_grad():
                     step(optimizer)
-
-
-@contextlib.contextmanager
-def _gradients_stay() -> Iterator[None]:
-    kinds: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
-    clear = [kind.zero_grad for kind in kinds]
-    for kind in kinds:
-        kind.zero_grad = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        for kind, function in zip(kinds, clear, strict=True):
-            kind.zero_grad = function
 
 
 def clear_frames(error: BaseException) -> None:

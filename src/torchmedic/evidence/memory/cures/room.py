@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from torchmedic.evidence.memory.accounting.storages import memory_of
-from torchmedic.evidence.memory.fake.peak import Course, Weigh, highest
+from torchmedic.evidence.memory.fake.peak import Weigh, highest
 from torchmedic.evidence.memory.fake.whole_step import WholeStep
+from torchmedic.replay.fake.births import Course
 
 if TYPE_CHECKING:
     from torchmedic.evidence.memory.autopsy import Autopsy

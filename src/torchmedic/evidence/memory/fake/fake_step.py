@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import random
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, FailurePoint
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
-from torchmedic.replay.isolation.torch_state import muted, set_version
+from torchmedic.replay.isolation.torch_state import muted, replaced, same_modules, same_random_numbers, same_tensors
 from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.reused_results import draws_from_iterator
 from torchmedic.replay.step.runner import Runner, SegmentEnd
@@ -34,17 +32,13 @@ def device_left_alone() -> Iterator[None]:
     A recurrent layer of cuDNN asks for the addresses of its weights, at which torch warns for fakes. The answer is not
     used, and a user who turns warnings into errors must not lose the prediction.
     """
-    names = [name for name in ("init_gpu_context", "init_cuda_context") if hasattr(fake_tensor, name)]
-    before = {name: getattr(fake_tensor, name) for name in names}
-    try:
-        for name in before:
-            setattr(fake_tensor, name, lambda *args, **kwargs: None)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            yield
-    finally:
-        for name, function in before.items():
-            setattr(fake_tensor, name, function)
+    with contextlib.ExitStack() as stack:
+        for name in ("init_gpu_context", "init_cuda_context"):
+            if hasattr(fake_tensor, name):
+                stack.enter_context(replaced(fake_tensor, name, lambda *args, **kwargs: None))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        yield
 
 
 class FakeRunner(Runner):
@@ -93,10 +87,7 @@ class FakeRunner(Runner):
             stack.enter_context(torch.set_grad_enabled(self._notes.grad_enabled))
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack))
-            stack.enter_context(fake)
-            stack.enter_context(ledger)
-            fake_recurrent_weights(ledger, self.modules)
+            stack.enter_context(counted_by(ledger, fake, self.modules))
             try:
                 with Alarm(time.monotonic() + _SECONDS + GRACE, ReplayTooLong, ReplayWaits):
                     self._execute_fake(namespace)
@@ -118,19 +109,23 @@ class FakeRunner(Runner):
                 after(statement)
 
 
-def fake_recurrent_weights(ledger: ByteLedger, modules: Iterable[torch.nn.Module]) -> None:
-    """Recurrent layers on cuDNN look for the one memory that all their weights are in, beneath what a mode can see.
+@contextlib.contextmanager
+def counted_by(ledger: ByteLedger, fake: FakeTensorMode, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Let a ledger count every operation. Only to be entered where `untouched` puts everything back.
 
-    So they get fakes that lead to their weights. Only to be called where `untouched` puts everything back.
+    Recurrent layers on cuDNN look for the one memory that all their weights are in, beneath what a mode can see. So
+    they get fakes that lead to their weights.
     """
-    layers = {id(layer): layer for root in modules for layer in root.modules() if isinstance(layer, torch.nn.RNNBase)}
-    for layer in layers.values():
-        weights = layer.__dict__.get("_flat_weights") or ()
-        if any(isinstance(each, torch.Tensor) and each.is_cuda for each in weights):
-            layer.__dict__["_flat_weights"] = [
-                each.view_as(each) if isinstance(each, torch.Tensor) else each for each in weights
-            ]
-    ledger.begin()
+    with torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack), fake, ledger:
+        layers = (each for root in modules for each in root.modules() if isinstance(each, torch.nn.RNNBase))
+        for layer in dict.fromkeys(layers):
+            weights = layer.__dict__.get("_flat_weights") or ()
+            if any(isinstance(each, torch.Tensor) and each.is_cuda for each in weights):
+                layer.__dict__["_flat_weights"] = [
+                    each.view_as(each) if isinstance(each, torch.Tensor) else each for each in weights
+                ]
+        ledger.begin()
+        yield
 
 
 @contextlib.contextmanager
@@ -139,46 +134,14 @@ def untouched(
 ) -> Iterator[None]:
     """Put back, without a copy of anything big, what a step changes on the Python side of modules and weights."""
     roots = list(modules)
-    tensors = {id(each): each for each in leaves}
-    tensors |= {id(each): each for root in roots for each in [*root.parameters(), *root.buffers()]}
+    tensors = [*leaves, *(each for root in roots for each in [*root.parameters(), *root.buffers()])]
     with (
-        _same_random_numbers(),
-        _same_tensors(list(tensors.values())),
+        same_random_numbers(on_device=False),
+        same_tensors(tensors),
         _same_states(list(optimizers)),
-        _same_modules(roots),
+        same_modules(roots),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _same_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Put back which gradients tensors have, and their versions."""
-    gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
-    versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
-    try:
-        yield
-    finally:
-        for tensor, gradient in gradients:
-            tensor.grad = gradient
-        for tensor, version in versions:
-            if tensor._version != version:
-                set_version(tensor, version)
-
-
-@contextlib.contextmanager
-def _same_modules(roots: list[torch.nn.Module]) -> Iterator[None]:
-    """Put back the attributes, parameters and buffers of modules."""
-    children = list({id(child): child for root in roots for child in root.modules()}.values())
-    plain = [(child, dict(child.__dict__)) for child in children]
-    parts = [(child, name, dict(child.__dict__[name])) for child in children for name in ("_parameters", "_buffers")]
-    try:
-        yield
-    finally:
-        for child, attributes in plain:
-            child.__dict__.clear()
-            child.__dict__.update(attributes)
-        for child, name, content in parts:
-            child.__dict__[name].update(content)
 
 
 @contextlib.contextmanager
@@ -193,20 +156,6 @@ def _same_states(optimizers: list[Any]) -> Iterator[None]:
     finally:
         for optimizer, state in states:
             _put_back(optimizer.state, state)
-
-
-@contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Put back the random numbers of Python, NumPy and torch on the host."""
-    numpy = sys.modules.get("numpy")
-    states = (random.getstate(), numpy.random.get_state() if numpy is not None else None, torch.get_rng_state())
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        if numpy is not None and states[1] is not None:
-            numpy.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 def _put_back(state: Any, before: dict[Any, Any]) -> None:

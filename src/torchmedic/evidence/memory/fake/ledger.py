@@ -11,7 +11,6 @@ import contextlib
 import os
 import sys
 import time
-import weakref
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NamedTuple
@@ -22,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.evidence.memory.accounting.saved_by_graph import applied_in, saving_line
-from torchmedic.evidence.memory.fake.known_values import (
+from torchmedic.replay.fake.births import Births, Course
+from torchmedic.replay.fake.known_values import (
     exchanged,
     for_real,
     host_result,
@@ -70,15 +70,6 @@ class Made(NamedTuple):
     node: str = ""  # in backward
 
 
-class _Birth(NamedTuple):
-    """Memory that the step has made."""
-
-    number: int
-    reference: weakref.ref[Any]
-    nbytes: int
-    place: Place
-
-
 class ByteLedger(TorchDispatchMode):
     """Follows one fake replay.
 
@@ -117,8 +108,8 @@ class ByteLedger(TorchDispatchMode):
         # Fakes may take another way through an operation than the device did, and make a few nodes more or less.
         self._slack = max(2, stop // 40) if stop else 0
         self._start = _get_sequence_nr()
-        self._born: dict[int, _Birth] = {}  # what is alive
-        self._births = 0
+        self._births = Births(Course([], []))
+        self._placed: list[tuple[int, Place]] = []  # bytes and place of every birth, by number
         self._spots = Spots()
 
     def begin(self) -> None:
@@ -132,18 +123,17 @@ class ByteLedger(TorchDispatchMode):
 
     def still_there(self) -> list[tuple[int, Place]]:
         """What the step has made and still has: bytes and places."""
-        return [(birth.nbytes, birth.place) for birth in self._born.values()]
+        return [self._placed[number] for number in self._births.alive()]
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """A hook for saved tensors, which changes nothing."""
         if not isinstance(tensor, FakeTensor):
             return tensor
-        storage = tensor.untyped_storage()
-        birth = self._born.get(int(storage._cdata))
-        if birth is not None and birth.number not in self.saved:
-            self.saved[birth.number] = Saved(
-                storage.nbytes(), tuple(tensor.shape), self.sequence - 1, self._place(sys._getframe(1))
-            )
+        number = self._births.number_of(tensor)
+        if number is not None and number not in self.saved:
+            nbytes = tensor.untyped_storage().nbytes()
+            place = self._place(sys._getframe(1))
+            self.saved[number] = Saved(nbytes, tuple(tensor.shape), self.sequence - 1, place)
         # As it is, a result would hold the node that holds it, and never be freed.
         return tensor.detach()
 
@@ -190,14 +180,13 @@ class ByteLedger(TorchDispatchMode):
     def _note(
         self, func: Any, value: FakeTensor, given: set[int], place: Place, node: Any, inputs: list[torch.Tensor]
     ) -> None:
-        key = _key(value)
-        if key in given or key in self._born:
+        if _key(value) in given or self._births.number_of(value) is not None:
             return
-        storage = value.untyped_storage()
+        nbytes = value.untyped_storage().nbytes()
         shapes = tuple(tuple(each.shape) for each in inputs)
         made = Made(
             func._schema.name.removeprefix("aten::"),
-            storage.nbytes(),
+            nbytes,
             tuple(value.shape),
             shapes,
             place,
@@ -209,10 +198,8 @@ class ByteLedger(TorchDispatchMode):
             raise FailurePoint
         if made.nbytes > 1 << 20:
             self.made.append(made)
-        # Not `StorageWeakRef`: on torch 2.6 nobody is told of the death of what one of those refers to.
-        reference = weakref.ref(storage, lambda _: self._born.pop(key, None))
-        self._births += 1
-        self._born[key] = _Birth(self._births, reference, made.nbytes, place)
+        self._births.follow(value, nbytes)
+        self._placed.append((nbytes, place))
         self.appeared(value, place, node)
 
     def appeared(self, value: torch.Tensor, place: Place, node: Any) -> None:

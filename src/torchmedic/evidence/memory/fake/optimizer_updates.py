@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchmedic.evidence.memory.fake.peak import UPDATE, Counting, rounded
+from torchmedic.replay.isolation.torch_state import replaced
 
 Alike = list[list[torch.Tensor]]
 
@@ -84,12 +85,5 @@ def stepping_on_fakes(optimizer: Any, ledger: Counting) -> Iterator[None]:
         update(optimizer, ledger)
         return loss
 
-    before = vars(optimizer).get("step")
-    optimizer.step = step
-    try:
+    with replaced(optimizer, "step", step):
         yield
-    finally:
-        if before is None:
-            vars(optimizer).pop("step", None)
-        else:
-            optimizer.step = before

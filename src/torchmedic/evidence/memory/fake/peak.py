@@ -8,7 +8,6 @@ state of an optimizer from its first step. Kernels may have work space of their 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place
-from torchmedic.evidence.memory.fake.recurrent import answer, answers
+from torchmedic.replay.fake.births import Births, Course
+from torchmedic.replay.fake.recurrent import answer, answers
 
 _BLOCKS = {"cuda": 512, "cpu": 64}  # bytes that an allocator rounds up to
 _DEVICE = torch.ops.prim.device.default
@@ -32,13 +32,6 @@ class Peak(NamedTuple):
     by_phase: dict[str, int]
 
 
-class Course(NamedTuple):
-    """Every birth and death in order: the number of the storage, or its complement (`~number`) where it died."""
-
-    events: list[int]
-    sizes: list[int]  # bytes by number
-
-
 class LiveBytes:
     """Bytes that are alive now, and the most that ever were."""
 
@@ -46,11 +39,9 @@ class LiveBytes:
         self.now = 0
         self.phase = FORWARD
         self.by_phase: dict[str, int] = {}
-        self._events: list[int] = []
-        self._sizes: list[int] = []
         self._highest: tuple[int, str, Place | None] = (0, FORWARD, None)
         self._wanted = wanted
-        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._births = Births(Course([], []), self._died)
 
     @property
     def peak(self) -> Peak:
@@ -60,7 +51,7 @@ class LiveBytes:
     @property
     def course(self) -> Course:
         """The course so far."""
-        return Course(self._events[:], self._sizes[:])
+        return Course(*(each[:] for each in self._births.written))
 
     def reach(self, now: int, phase: str, place: Place | None = None) -> None:
         """Note that so many bytes are alive for a moment."""
@@ -73,23 +64,15 @@ class LiveBytes:
         """Count the storage of a tensor until it dies."""
         if self._wanted is not None and not self._wanted(tensor.device):
             return
-        storage = tensor.untyped_storage()
-        key = id(storage)  # the same object for as long as the storage lives
-        if key in self._alive:
+        if self._births.number_of(tensor) is not None:
             return
-        size = rounded(storage.nbytes(), tensor.device.type)
-        number = len(self._sizes)
-
-        def died(_: Any) -> None:
-            self.now -= size
-            self._events.append(~number)
-            self._alive.pop(key, None)
-
-        self._alive[key] = weakref.ref(storage, died)
-        self._sizes.append(size)
-        self._events.append(number)
+        size = rounded(tensor.untyped_storage().nbytes(), tensor.device.type)
+        self._births.follow(tensor, size)
         self.now += size
         self.reach(self.now, phase or self.phase, place)
+
+    def _died(self, number: int) -> None:
+        self.now -= self._births.written.sizes[number]
 
 
 Weigh = Callable[[float], float]
@@ -103,18 +86,6 @@ def highest(course: Course, weigh: Weigh | None = None) -> int:
         now += sizes[event] if event >= 0 else -sizes[~event]
         most = max(most, now)
     return int(most)
-
-
-def between(one: Course, two: Course, share: float) -> Course | None:
-    """The course of a step that lies between two others, or beyond them; None if theirs are not the same.
-
-    What a step makes grows with its batch in a straight line, storage by storage: the course of two batch sizes tells
-    that of every other.
-    """
-    if one.events != two.events:
-        return None
-    sizes = [int(first + share * (second - first)) for first, second in zip(one.sizes, two.sizes, strict=True)]
-    return Course(one.events, sizes)
 
 
 def rounded(nbytes: int, kind: str) -> int:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from torchmedic.evidence.memory.fake.fake_step import FakeRunner, device_left_alone, fake_recurrent_weights, untouched
+from torchmedic.evidence.memory.fake.fake_step import FakeRunner, counted_by, device_left_alone, untouched
 from torchmedic.evidence.memory.fake.optimizer_updates import stepping_on_fakes, update
 from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes
 from torchmedic.evidence.memory.fake.rows import Rows, fewer
 from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.replay.fake.changes import backward_without_autocast
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
 from torchmedic.replay.isolation.torch_state import muted
@@ -138,10 +139,7 @@ class WholeStep(FakeRunner):
             namespace = self._changed(stack, change, ReplayResult(), left, keep_rng=False)
             for optimizer in self._optimizers:
                 stack.enter_context(stepping_on_fakes(optimizer, ledger))
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(ledger.pack, ledger.unpack))
-            stack.enter_context(self.fakes.mode)
-            stack.enter_context(ledger)
-            fake_recurrent_weights(ledger, self.modules)
+            stack.enter_context(counted_by(ledger, self.fakes.mode, self.modules))
             self._lay_out(namespace, left, change.rows)
             with contextlib.suppress(SegmentEnd), Alarm(deadline + GRACE, ReplayTooLong, ReplayWaits):
                 self._run(namespace, change.rows)
@@ -166,7 +164,8 @@ class WholeStep(FakeRunner):
             namespace |= {name: fewer(namespace[name], change.rows) for name in read & namespace.keys()}
             batch = fewer(batch, change.rows)
             stack.enter_context(_given_fewer(self.modules, change.rows))
-        stack.enter_context(_backward_without_autocast(change.autocast))
+        if change.autocast:
+            stack.enter_context(backward_without_autocast(change.autocast))
         stack.enter_context(no_side_effects(played, self._optimizers, batch, backward=True, keep_graphs=False))
         for module in change.checkpointed:
             module.forward = functools.partial(
@@ -243,23 +242,3 @@ def _given_fewer(modules: list[torch.nn.Module], rows: Rows) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextlib.contextmanager
-def _backward_without_autocast(kind: str) -> Iterator[None]:
-    """Autocast is put around the forward pass and the loss, not around backward."""
-    engine = torch.autograd.graph._engine_run_backward
-    if not kind:
-        yield
-        return
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        torch.clear_autocast_cache()
-        with torch.autocast(kind, enabled=False):
-            return engine(*args, **kwargs)
-
-    torch.autograd.graph._engine_run_backward = run_backward
-    try:
-        yield
-    finally:
-        torch.autograd.graph._engine_run_backward = engine
