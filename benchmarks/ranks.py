@@ -5,11 +5,17 @@
 The cost is measured in two ranks, in blocks of steps with and without torchmedic in turns, and compared block by block.
 `rank part` is torchmedic compared with torchmedic without its log of collectives and its facts of a rank. The times
 are from the moment at which a rank writes down that it goes wrong to the first line of the diagnosis.
+
+Two ranks on two cores leave nothing for anybody else, so the accounts of a job under `torchrun -m torchmedic run` are
+read too: the share of a core that the parent of a rank takes, how often it and the threads of torchmedic in the rank
+wake up, and the time of one entry of the log of collectives. All are CPU clocks, which others on the machine do not
+move much.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import statistics
@@ -28,6 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
+from torchmedic.observe.agent import Agent
+from torchmedic.records.ranks import FORWARD
 
 TARGET = 1.01
 STALL_AFTER = 5.0
@@ -56,6 +64,54 @@ for step in range(40):
     optimizer.step()
 dist.destroy_process_group()
 """
+ACCOUNTED_JOB = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def accounts(pid):
+    found = {}
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        folder = f"/proc/{pid}/task/{thread}"
+        with open(f"{folder}/comm") as name, open(f"{folder}/schedstat") as time, open(f"{folder}/status") as status:
+            wakes = next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt"))
+            found[thread] = name.read().strip(), int(time.read().split()[0]), wakes
+    return found
+
+def difference(before, after, name):
+    rows = [(now[1] - before[each][1], now[2] - before[each][2])
+            for each, now in after.items() if each in before and name in now[0]]
+    return sum(row[0] for row in rows), sum(row[1] for row in rows)
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+layers = [torch.nn.Linear(256, 256) if index % 2 == 0 else torch.nn.ReLU() for index in range(7)]
+model, batch = DistributedDataParallel(torch.nn.Sequential(*layers)), torch.randn(64, 256)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+going, begun, processes = torch.ones(1), None, (os.getpid(), os.getppid())
+while going.item():
+    for _ in range(20):
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    now = time.monotonic()
+    if begun is None and now - START > YOUNG:
+        begun, before = now, [accounts(pid) for pid in processes]
+    going.fill_(float(begun is None or now - begun < SECONDS))
+    dist.broadcast(going, 0)
+after, seconds = [accounts(pid) for pid in processes], time.monotonic() - begun
+own, parent = difference(before[0], after[0], "torchmedic"), difference(before[1], after[1], "")
+if dist.get_rank() == 0:
+    with open("accounts", "w") as file:
+        json.dump({"parent_share": parent[0] / 1e9 / seconds, "parent_wakes": parent[1] / seconds,
+                   "threads_share": own[0] / 1e9 / seconds, "threads_wakes": own[1] / seconds}, file)
+dist.destroy_process_group()
+"""
+_YOUNG_SECONDS = 21.0  # in which the parent looks more often
+_ENTRIES = 4000
+
 WRONG = {"stall": "dist.barrier()", "death": "os.kill(os.getpid(), signal.SIGKILL)"}
 
 
@@ -102,6 +158,8 @@ def rank(number: int, port: int, folder: str, seconds: float, results: Any) -> N
             agent.hooks.remove()
             plain = block(model, optimizer, batch, steps)
             agent.hooks.install()
+            for account in agent.budget.accounts().values():
+                account._at += plain[0] * steps  # a share of the watched time is spent
             agent.step.ranks = None
             agent.clock._step_closed = None
             alone = block(model, optimizer, batch, steps)
@@ -119,12 +177,49 @@ def rank(number: int, port: int, folder: str, seconds: float, results: Any) -> N
             "added_cpu_us": round(1e6 * statistics.median(row[3] - row[1] for row in rows), 1),
         }
     if number == 0:
-        results.put(found)
+        results.put((found, entry_microseconds(agent)))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def overhead(seconds: float) -> dict[str, Any]:
+def entry_microseconds(agent: Agent) -> dict[str, float]:
+    """The time of one entry of the log: of a forward or backward of a model, and of a collective called from Python."""
+    recorder, group, tensor = agent.collectives, dist.group.WORLD, torch.ones(8)
+    assert group is not None
+    _, (name, forward, _) = next(iter(recorder._wrappers.values()))
+
+    def mark() -> None:
+        recorder._mark(FORWARD, name, forward)
+
+    def note() -> None:
+        recorder._note_safely("all_reduce", group, ([tensor],), {})
+
+    found = {}
+    for kind, write in (("mark", mark), ("collective", note)):
+        rounds = []
+        for _ in range(5):
+            began = time.thread_time()
+            for _ in range(_ENTRIES):
+                write()
+            rounds.append((time.thread_time() - began) / _ENTRIES)
+        found[kind] = round(1e6 * min(rounds), 2)
+    return found
+
+
+def accounts(seconds: float) -> dict[str, float]:
+    """What the parent of a rank, and the threads of torchmedic in the rank, take of a job."""
+    with tempfile.TemporaryDirectory() as place:
+        constants = f"import time\nSTART, YOUNG, SECONDS = time.monotonic(), {_YOUNG_SECONDS}, {seconds}\n"
+        (Path(place) / "train.py").write_text(constants + ACCOUNTED_JOB)
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        launch.append(f"--master-port={free_port()}")
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        medic = ["-m", "torchmedic", "run", "--output", "run", "train.py"]
+        subprocess.run([*launch, *medic], cwd=place, check=True, env=env)
+        return {name: round(value, 5) for name, value in json.loads((Path(place) / "accounts").read_text()).items()}
+
+
+def overhead(seconds: float) -> tuple[dict[str, Any], dict[str, float]]:
     with tempfile.TemporaryDirectory() as place:
         context = torch.multiprocessing.get_context("spawn")
         results = context.SimpleQueue()
@@ -136,7 +231,8 @@ def overhead(seconds: float) -> dict[str, Any]:
         for each in both:
             each.join()
         assert not results.empty(), "a rank has failed"
-        return dict(results.get())
+        found, entries = results.get()
+        return found, entries
 
 
 def verdict(kind: str) -> float:
@@ -175,11 +271,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind that fail")
     parser.add_argument("--output", help="name of the result files")
     arguments = parser.parse_args()
+    steps, entries = overhead(arguments.seconds)
     result: dict[str, Any] = {
         **environment("cpu"),
         "load": os.getloadavg()[0],
         "target_ratio": TARGET,
-        "steps": overhead(arguments.seconds),
+        "steps": steps,
+        "entry_us": entries,
+        "accounts": accounts(arguments.seconds),
         "stall_after_s": STALL_AFTER,
         "targets_s": {"stall": _MAX_STALL_VERDICT, "death": _MAX_DEATH_VERDICT},
         "verdict_s": {kind: [round(verdict(kind), 2) for _ in range(arguments.rounds)] for kind in WRONG},
@@ -194,7 +293,11 @@ def main() -> None:
         "|---|---|---|---|---|---|\n"
         f"{rows}\n\nTarget: {TARGET}x. Verdict after a stall of {STALL_AFTER:g} s: {result['verdict_s']['stall']} s, "
         f"target {_MAX_STALL_VERDICT:g}. Verdict after a death: {result['verdict_s']['death']} s, target "
-        f"{_MAX_DEATH_VERDICT:g}.\nLoad average {result['load']:.1f}, `{result['command']}`"
+        f"{_MAX_DEATH_VERDICT:g}.\n\nParent of a rank: {result['accounts']['parent_share']:.2%} of a core, "
+        f"{result['accounts']['parent_wakes']:.1f} wake-ups a second. Threads of torchmedic in a rank: "
+        f"{result['accounts']['threads_share']:.3%}, {result['accounts']['threads_wakes']:.1f} wake-ups a second. An "
+        f"entry of the log: {entries['mark']} us for a pass of a model, {entries['collective']} us for a collective "
+        f"(target 5).\n\nLoad average {result['load']:.1f}, `{result['command']}`"
     )
     print(text)
     save(arguments.output, result, "Jobs of two ranks on gloo", text)

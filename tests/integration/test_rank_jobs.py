@@ -92,7 +92,7 @@ for step in range(6):
 
 
 def test_an_exception_of_the_script_is_no_difference_between_ranks(tmp_path: Path) -> None:
-    """Python's own traceback says all there is to say, so nothing is printed."""
+    """Python's tracebacks of all ranks say what was raised, and the diagnosis says which rank began."""
     finished = run_ranks(tmp_path, OWN_EXCEPTION, 2)
     (found,) = finished.report.diagnoses
     assert (found.code, found.rank, found.cause_location and found.cause_location.line) == (
@@ -100,7 +100,8 @@ def test_an_exception_of_the_script_is_no_difference_between_ranks(tmp_path: Pat
         1,
         marked_line(OWN_EXCEPTION),
     )
-    assert "error[" not in finished.stderr
+    assert finished.stderr.count("error[") == 1
+    assert "error[TM900]: rank 1: " in finished.stderr
 
 
 @pytest.mark.slow

@@ -106,6 +106,7 @@ def test_healthy_ranks_share_a_folder_and_say_nothing(tmp_path: Path) -> None:
     assert (report.outcome.exit_status, report.outcome.steps, report.diagnoses) == (0, 4, ())
 
 
+@pytest.mark.slow  # faults of all hooks are in tests/contract/test_faults.py
 def test_a_fault_in_the_facts_of_a_rank_is_contained(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "well", outside=False, TORCHMEDIC_INJECT_FAULT="observe.rank_facts")
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "done", "done"])

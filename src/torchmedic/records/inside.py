@@ -189,6 +189,8 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
 
     `unchanged` names what the exits of the loop read, if all of it stayed the same and nothing that runs in every round
     can change it; `values` shows the values. `hopeless`: the branches that could change it read nothing that changes.
+    `receding` names the numbers that the exits compare, if from look to look they only moved away from what would end
+    the loop; `values` then shows them.
     """
 
     file: str
@@ -200,3 +202,4 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     hopeless: bool = False
+    receding: tuple[str, ...] = ()

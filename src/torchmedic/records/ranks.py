@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from torchmedic.records.report import StackFrame
+from torchmedic.records.report import Moment, StackFrame
 
 # ended: by itself and well. raised: by an exception. died: by a signal.
 Fate = Literal["running", "ended", "raised", "died", "unknown"]
@@ -106,8 +106,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a job as the parent sees it.
 
     `at` are the user's frames of its main thread when it was asked, innermost first. `signal` is what it died of.
-    `updates` is how many updates of the weights it has made. `skipped` is the line of a forward that
-    no backward followed, though one follows on this rank as a rule.
+    `updates` is how many updates of the weights it has made, `moved` the time of the last entry in its black box.
+    `skipped` is the line of a forward that no backward followed, though one follows on this rank as a rule.
     """
 
     rank: int
@@ -116,6 +116,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     at: tuple[StackFrame, ...] = ()
     signal: str = ""
     updates: int = 0
+    moved: float = 0.0
     skipped: StackFrame | None = None
 
 
@@ -220,11 +221,13 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks of a job tell of their training, by rank, and the collectives that they called.
 
-    `logs` is complete only after the end of the run. `ended` is whether it has come.
+    `logs` is complete only after the end of the run. `ended` is whether it has come. `moments` are the entries of the
+    black box of each rank.
     """
 
     ranks: tuple[RankFacts, ...]
     logs: tuple[RankLog, ...] = ()
+    moments: dict[int, tuple[Moment, ...]] = {}
     ended: bool = False
 
     @property

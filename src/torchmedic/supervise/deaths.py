@@ -66,7 +66,9 @@ def _pids(folder: Path) -> list[int]:
     return [line.pid for line in events.read_events(folder) if isinstance(line, StartLine)]
 
 
-def find(left: Traces, host: HostWatch, pid: int, status: int, *, through_shell: bool) -> list[Death]:
+def find(
+    left: Traces, host: HostWatch, pid: int, status: int, *, through_shell: bool, requested: bool = True
+) -> list[Death]:
     """The deaths that are the root of how the run ended.
 
     Args:
@@ -75,6 +77,7 @@ def find(left: Traces, host: HostWatch, pid: int, status: int, *, through_shell:
         pid: The process that torchmedic started.
         status: Its wait status.
         through_shell: Whether it may be a shell or a launcher, which reports a signal of its child as 128 + N.
+        requested: Whether SIGTERM is an end that was asked for, and no incident.
     """
     if status == 0:
         return []  # the run recovered from the death
@@ -85,8 +88,9 @@ def find(left: Traces, host: HostWatch, pid: int, status: int, *, through_shell:
         for found in [files.read_diagnoses(folder).values()]
         if any(each.severity == "error" and not is_silent(each) for each in found)
     }
+    asked = REQUESTED if requested else REQUESTED - {"SIGTERM"}
     dead = sorted(
-        (number for number, name in signals.items() if name not in REQUESTED and number not in spoken),
+        (number for number, name in signals.items() if name not in asked and number not in spoken),
         key=lambda number: _when(left, number),
     )
     # One death leads to others. Only processes that died by the same signal as the first are no echoes.

@@ -38,11 +38,13 @@ class Ledger:
         A mistake that raises nothing is one of the script, which all ranks run: its rule names ranks where they differ.
         """
         found = shown(diagnosis) if self._confidential else diagnosis
-        if is_silent(found) or _NAMES_RANK.search(found.message) or not self._is_of_job():
+        if is_silent(found) or _NAMES_RANK.search(found.message) or not self.is_of_job:
             return found
         return replace(found, message=f"rank {found.rank}: {found.message}")
 
-    def _is_of_job(self) -> bool:
+    @property
+    def is_of_job(self) -> bool:
+        """Whether the run is one of several ranks."""
         return self._rank is not None or len({ranks.rank_of(each) for each in layout.process_folders(self._work)}) > 1
 
     def publish(self, report: Report) -> frozenset[object]:

@@ -9,8 +9,9 @@ import msgspec
 
 from torchmedic.records import Diagnosis
 from torchmedic.records.ranks import JobFacts, RankFacts
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import events, files, layout
 from torchmedic.supervise import ranks
+from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.folder_news import FolderNews
 
 
@@ -45,9 +46,13 @@ class RankComparison:
         found = job.difference if job is not None else None
         if found is not None and found.call is not None and found.expected is not None:
             return []  # the ranks have gone different ways: what their training has in common is over
+        if any(isinstance(line, events.ExceptionLine) for folder in self._facts for line in events.read_events(folder)):
+            return []  # what differs after an exception, such as weights after half an exchange, is its echo
         logs = tuple(state.log for state in job.ranks if state.log is not None) if job is not None else ()
         ended = at_end and job is not None and all(state.fate == "ended" for state in job.ranks)
-        return ask_each(JobFacts(ranks=known, logs=logs, ended=ended), registry.COMPARED)
+        boxes = {self._facts[folder].rank: read_box(folder) for folder in self._facts}
+        moments = {rank: box.moments for rank, box in boxes.items() if box is not None}
+        return ask_each(JobFacts(ranks=known, logs=logs, ended=ended, moments=moments), registry.COMPARED)
 
 
 def _read(folder: Path) -> RankFacts | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import time
@@ -19,13 +20,12 @@ from torchmedic.records import BoxContents, Diagnosis, StackFrame
 from torchmedic.records.ranks import Collective, Fate, Job, RankLog, RankState, RemoteRank
 from torchmedic.runfolder import events, files, layout, questions
 from torchmedic.settings import working_folder
+from torchmedic.source.branches import callees_at
 from torchmedic.source.user_code import is_user_file
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process
 
-# How long the rank that is waited for is given to be explained: times the limit for a stall, and seconds beyond it.
-_VICTIM_LIMITS = 1.9
-_MIN_VICTIM_SECONDS = 10.0
+_EXPLANATION_SECONDS = 3.5  # that the parent of a rank gets to explain it, from the limit for a stall on
 _MAX_ENDING_SECONDS = 2.0
 _FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
@@ -106,6 +106,7 @@ def _state(run: Path, folder: Path) -> RankState | None:
         log=log,
         at=tuple(StackFrame(file=frame.file, line=frame.line, function=frame.function) for frame in frames),
         updates=box.last.updates if box is not None and box.last is not None else 0,
+        moved=box.last.time if box is not None and box.last is not None else 0.0,
         skipped=next(iter(skipped.frames), None) if skipped is not None else None,
     )
 
@@ -125,9 +126,11 @@ def _with_fatal_call(run: Path, state: RankState, states: list[RankState]) -> Ra
         users = tuple(each for each in thread.frames if is_user_file(each.file))[:MAX_USER_FRAMES]
         if inner is None or not users:
             continue
-        call = Collective(op=inner.function, frames=users, time=log.calls[-1].time if log.calls else 0.0)
+        made = callees_at(users[0].file, users[0].line) if "wait" in inner.function else ()
+        name = next(iter(made)) if len(made) == 1 else inner.function
+        call = Collective(op=name, frames=users, time=log.calls[-1].time if log.calls else 0.0)
         known = (each for other in states if other.log is not None for each in other.log.calls)
-        if all(each.site != call.site for each in known):  # else the others make this call, too
+        if all(each.site != call.site for each in known if each.time >= call.time):  # else others make it now, too
             at = msgspec.structs.replace(log, calls=(*log.calls, call))
             return msgspec.structs.replace(state, log=at)
     return state
@@ -191,37 +194,40 @@ def verdict(run: Path, *, still: float = 0.0, only_met: bool = False) -> Diagnos
 
 
 def last_verdict(run: Path) -> Diagnosis | None:
-    """The verdict after the end of a rank. A rank that made no further call may be about to end: it is waited for."""
+    """The verdict after the end of a rank. The other ranks are waited for: they end soon, and know more then."""
     end = time.monotonic() + _MAX_ENDING_SECONDS
-    while True:
-        found = verdict(run)
-        job = read_job(run) if found is None else None
-        difference = job.difference if job is not None else None
-        states = map(job.of, difference.culprits) if job is not None and difference is not None else ()
-        running = any(state is not None and state.fate == "running" for state in states)
-        if not running or time.monotonic() > end:
-            return found
+    while (job := read_job(run)) is not None and time.monotonic() < end:
+        if all(state.fate != "running" for state in job.ranks):
+            break
         time.sleep(0.1)
+    return verdict(run)
 
 
-def is_victim(run: Path, rank: int, still: float, limit: float) -> bool:
-    """Whether a rank only waits for another that does not come to its next call, and which is not yet explained.
+def is_explained(run: Path, rank: int) -> bool:
+    """Whether the parent of another rank has told an error."""
+    return any(not is_silent(found) for found in files.errors_of_others(run, rank))
 
-    After some time without an explanation the wait itself is told.
+
+def may_be_explained(run: Path, rank: int, still: float, limit: float) -> bool:
+    """Whether a rank only waits for another that does not come to its next call, and whose parent may still tell why.
+
+    A rank that went on for longer than this one is examined later, too. Without an explanation, the wait is told.
     """
-    if any(not is_silent(found) for found in files.errors_of_others(run, rank)):
-        return True
     job = read_job(run)
     difference = job.difference if job is not None else None
     if job is None or difference is None or difference.kind != "stopped" or rank in difference.culprits:
         return False
-    late = [job.of(each) for each in difference.culprits]
-    patience = max(_VICTIM_LIMITS * limit, limit + _MIN_VICTIM_SECONDS)
-    return still < patience and all(state is not None and state.fate == "running" for state in late)
+    late = [state for each in difference.culprits if (state := job.of(each)) is not None]
+    longer = max((state.moved for state in late), default=0.0) - (time.time() - still)
+    patience = limit + min(max(longer, 0.0), limit) + _EXPLANATION_SECONDS
+    return still < patience and bool(late) and all(state.fate == "running" for state in late)
 
 
 def is_raised_in_call(run: Path, diagnosis: Diagnosis) -> bool:
     """Whether an exception came out of the last call of a rank, which waits for others, and not out of its own code."""
+    kind: object = getattr(builtins, diagnosis.cause.partition(":")[0], None)
+    if isinstance(kind, type) and not issubclass(kind, RuntimeError | OSError):
+        return False  # a call that waits raises no such thing
     place = diagnosis.cause_location
     logs = [log for folder in layout.process_folders(run) if (log := _log(folder)) is not None]
     last = next((log.calls[-1] for log in logs if log.rank == diagnosis.rank and log.calls), None)

@@ -91,6 +91,7 @@ def _run(command: Sequence[str], settings: Settings, folders: Folders | None, nu
             return min(supervisor.watch(child.pid), stream.pause)
 
         status = forwarder.wait(child, watch)
+        alone = status < 0 and not forwarder.has_received(-status)
         forwarder.hold_on()
         try:
             contained("supervise.tee_end")(stream.finish)()
@@ -106,7 +107,7 @@ def _run(command: Sequence[str], settings: Settings, folders: Folders | None, nu
                 return shell_status(status)
             for fault in faults:
                 supervisor.note_fault(fault)  # from before the supervisor existed
-            return supervisor.conclude(child.pid, status, through_shell=not hide)
+            return supervisor.conclude(child.pid, status, through_shell=not hide, alone=alone)
         finally:
             with contextlib.suppress(Exception):
                 stream.let_go()

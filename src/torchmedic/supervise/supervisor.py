@@ -141,9 +141,12 @@ class Supervisor:
         with contextlib.suppress(OSError, UnreadableRun):  # as above: the disk is full
             page.write(self._ledger.run)
 
-    def conclude(self, pid: int, status: int, *, through_shell: bool) -> int:
-        """Explain what is still open after the child's end, close the report, and return the exit status."""
-        self._close(pid, status, through_shell)
+    def conclude(self, pid: int, status: int, *, through_shell: bool, alone: bool = False) -> int:
+        """Explain what is still open after the child's end, close the report, and return the exit status.
+
+        `alone`: a signal ended the child, and torchmedic did not get this signal.
+        """
+        self._close(pid, status, through_shell, alone)
         self._say_recoveries()
         with contextlib.suppress(Exception):
             self._say_faults()
@@ -165,7 +168,7 @@ class Supervisor:
             sys.stderr.write(f"torchmedic: {visible(line)}\n")
 
     @contained("supervise.conclude")
-    def _close(self, pid: int, status: int, through_shell: bool) -> None:
+    def _close(self, pid: int, status: int, through_shell: bool, alone: bool) -> None:
         self._host.last_look()
         contained("supervise.stall")(self._stalls.last_look)()
         for folder in self._findings.folders():
@@ -178,11 +181,16 @@ class Supervisor:
         )
         for diagnosis in self._findings.new(at_end=True):
             self._add_found(diagnosis)
-        dead = [] if self._stalls.killed else deaths.find(left, self._host, pid, status, through_shell=through_shell)
+        dead = []
+        if not self._stalls.killed:
+            # Whoever ends one rank of a job, and not its launcher, leaves the others without it.
+            requested = not alone or self._rank is None or ranks.is_explained(self._run, self._rank)
+            dead = deaths.find(left, self._host, pid, status, through_shell=through_shell, requested=requested)
         if status != 0:  # with status 0, the run recovered from whatever was raised or died
             roots = self._findings.roots([self._explained(death) for death in dead])
             for diagnosis in roots if self._stalls.killed else self._of_job(roots):
-                self._add_found(diagnosis)
+                # The tracebacks of several ranks do not show which of them began.
+                self._add_found(replace(diagnosis, in_traceback=diagnosis.in_traceback and not self._ledger.is_of_job))
             for diagnosis in memory_warnings.explained(self._findings.folders()):
                 self._add(diagnosis)
         if status == 0:

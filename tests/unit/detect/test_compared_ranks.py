@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from torchmedic.detect.ranks.drift import find_drift
-from torchmedic.detect.ranks.stragglers import find_straggler
+from torchmedic.detect.ranks.stragglers import find_straggler, slow_phase
 from torchmedic.diagnose import registry
-from torchmedic.records import StackFrame
+from torchmedic.records import Moment, Phase, StackFrame
 from torchmedic.records.ranks import BACKWARD, Collective, JobFacts, RankFacts, RankLog, WeightSample
 
 LINE = StackFrame(file="train.py", line=7, function="train")
@@ -28,8 +28,8 @@ def log(rank: int, times: list[float], op: str = "all_reduce", shape: tuple[int,
     return RankLog(rank=rank, pid=rank, world_size=2, calls=calls, complete=True)
 
 
-def why(*ranks: RankFacts, logs: tuple[RankLog, ...] = ()) -> str | None:
-    found = find_drift(JobFacts(ranks=ranks, logs=logs))
+def why(*ranks: RankFacts, logs: tuple[RankLog, ...] = (), ended: bool = True) -> str | None:
+    found = find_drift(JobFacts(ranks=ranks, logs=logs, ended=ended))
     return found.why if found is not None else None
 
 
@@ -77,9 +77,18 @@ def test_a_weight_whose_gradient_is_never_exchanged() -> None:
     assert why(two(0, 0.5), two(1, 0.9), logs=flat) is None  # what was in there is not known
 
 
+def test_gradients_that_are_exchanged_in_one_flat_tensor() -> None:
+    calls = tuple(Collective(op="all_reduce", shapes=((5,),), dtypes=("float32",), frames=(LINE,)) for _ in range(3))
+    logs = tuple(RankLog(rank=rank, pid=rank, world_size=2, calls=calls, complete=True) for rank in range(2))
+    assert why(facts(0, 1, 2, 3, nbytes=20), facts(1, 1.5, 2, 3.5, nbytes=20), logs=logs) == "start"
+    assert why(facts(0, 1, 2, 3, nbytes=24), facts(1, 1.5, 2, 3.5, nbytes=24), logs=logs) is None  # something else
+
+
 def test_weights_that_are_averaged_now_and_then_are_left_alone() -> None:
     rare = (log(0, [1.0]), log(1, [1.0]))
     assert why(facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), logs=rare) is None
+    # The first exchange may still come.
+    assert why(facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), logs=QUIET, ended=False) is None
 
 
 def meetings(late: float, count: int = 30) -> list[float]:
@@ -90,6 +99,28 @@ def test_the_rank_that_comes_last_is_slow() -> None:
     found = find_straggler([log(0, meetings(0.0)), log(1, meetings(0.6)), log(2, meetings(0.01))], ended=True)
     assert found is not None
     assert (found.rank, found.late, round(found.wait, 1), round(found.step, 1)) == (1, 29, 0.6, 1.0)
+
+
+def moments(data: float, backward: float) -> tuple[Moment, ...]:
+    """Ten steps that spend so many seconds in two of their phases."""
+    lasts: list[tuple[Phase, float]] = [("data", data), ("forward", 0.1), ("backward", backward), ("other", 0.0)]
+    found, time = [], 0.0
+    for step in range(10):
+        for line, (phase, seconds) in enumerate(lasts):
+            found.append(Moment(time=time, step=step, micro_step=0, updates=step, phase=phase, file="train.py",
+                                line=line, rss=0, device_memory=0))  # fmt: skip
+            time += seconds
+    return tuple(found)
+
+
+def test_the_phase_in_which_a_slow_rank_loses_its_time() -> None:
+    slow = find_straggler([log(0, meetings(0.0)), log(1, meetings(0.6))], ended=True)
+    assert slow is not None
+    found = slow_phase({0: moments(0.0, 0.7), 1: moments(0.6, 0.1)}, slow)
+    assert found is not None
+    assert (found[0].phase, found[0].line, round(found[1], 1)) == ("data", 0, 0.6)
+    assert slow_phase({0: moments(0.3, 0.4), 1: moments(0.6, 0.1)}, slow) is None  # half of the wait
+    assert slow_phase({1: moments(0.6, 0.1)}, slow) is None
 
 
 def test_a_slow_rank_is_seen_while_the_run_goes_on_after_more_meetings() -> None:

@@ -155,6 +155,21 @@ def test_two_ranks_that_both_receive_wait_for_each_other() -> None:
     assert unmatched([log(0, call("recv", 3, peer=1)), log(1, call("send", 3, peer=0))]) == []
 
 
+def test_a_rank_waits_for_each_of_its_asynchronous_messages(tmp_path: Path) -> None:
+    """The last call of rank 1 has met its partner, and the one before it has not."""
+    script = tmp_path / "train.py"
+    script.write_text("dist.isend(x, 2)\ndist.send(x, 2)\ndist.irecv(y, 0)\n")
+
+    def told(line: int) -> list[tuple[int, str]]:
+        frames = [(StackFrame(file=str(script), line=each, function="main"),) for each in (line, 3)]
+        calls = (Collective(op="send", peer=2, frames=frames[0]), Collective(op="recv", peer=0, frames=frames[1]))
+        logs = [log(0, call("send", 3, peer=1), END), log(1, *calls), log(2, END)]
+        return [(rank, each.op) for rank, each in unmatched(logs)]
+
+    assert told(1) == [(1, "send")]
+    assert told(2) == []  # a call that had ended before the next was made
+
+
 @pytest.mark.parametrize(("tag", "waiting"), [(0, []), (5, [0, 1])])
 def test_messages_meet_only_with_the_same_tag(tag: int, waiting: list[int]) -> None:
     logs = [log(0, call("send", 10, peer=1, tag=tag)), log(1, call("recv", 20, peer=0))]

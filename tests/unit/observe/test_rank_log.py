@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import plain_pickle, ring
+from torchmedic.observe.ranks.facts import FactsOfRank
+from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.clock import Clock
 
 LINES = (("train.py", 12, "step"), ("train.py", 40, "main"))
 
@@ -111,3 +117,16 @@ def test_nothing_is_ever_called() -> None:
 def test_damaged_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"damaged|pickle|not enough|expected|exhausted"):
         plain_pickle.loads(data)
+
+
+def test_batches_are_wanted_only_once_there_is_a_loader(tmp_path: Path) -> None:
+    """A rank that wants batches takes no fast steps."""
+    facts = FactsOfRank(tmp_path, 0, 2, Batches(), Clock())
+    loading = iter(DataLoader(TensorDataset(torch.arange(8.0)), batch_size=1))
+    wanted = [facts.wants_batches]
+    for batch in loading:
+        facts.fetched(loading, batch, sys._getframe())
+        wanted.append(facts.wants_batches)
+        facts.updates += 1
+        facts.stepped()
+    assert wanted == [False, *[True] * 4, *[False] * 4]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from torchmedic.detect.trends.host_memory import is_alarming, is_rushing, rises, seconds_left
+from torchmedic.detect.trends.host_memory import is_alarming, is_rushing, is_tight, rises, seconds_left
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask
 from torchmedic.records import BoxContents, Diagnosis, Location
@@ -61,6 +61,15 @@ def test_the_time_that_is_left_follows_from_the_last_seconds() -> None:
 )
 def test_what_is_alarming(seen: tuple[MemorySample, ...], expected: bool) -> None:
     assert is_alarming(seen) is expected
+
+
+def test_memory_that_is_at_rest_is_looked_at_rarely() -> None:
+    assert not is_tight(samples(0.8, 0.8, 0.801, 0.8))
+    assert is_tight(samples(0.8, 0.8, 0.8, 0.81))  # it moves
+    assert is_tight(samples(0.8, 0.8, waiting=5.0))
+    assert is_tight(samples(0.9, 0.9))  # a moment may be enough
+    assert not is_tight(samples(0.3, 0.31))
+    assert is_tight(samples(0.3, 0.6))
 
 
 def machine(folder: Path, *, pages: int, limit: int, held: int | None = None) -> tuple[Path, Path]:

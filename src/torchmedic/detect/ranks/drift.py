@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import JobFacts, RankFacts, RankLog
+from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog
 
 _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware is smaller
 _MIN_UPDATES = 2
+_MIN_UPDATES_APART = 512  # without any exchange, in a run that goes on: weights may be averaged now and then
 
 Why = Literal["unused-wrapper", "start", "changed", "no-exchange", "left-out"]
 
@@ -37,7 +40,7 @@ def find_drift(job: JobFacts) -> Drift | None:
     index = _differing(facts, last)
     if index is None:
         return None
-    why = _why(job, index, starts_equal=0 in common and start is None)
+    why = _why(job, index, last, starts_equal=0 in common and start is None)
     if why is None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
@@ -45,7 +48,7 @@ def find_drift(job: JobFacts) -> Drift | None:
     return Drift(first.names[index], first.shapes[index], last, sizes, why, line)
 
 
-def _why(job: JobFacts, index: int, *, starts_equal: bool) -> Why | None:
+def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool) -> Why | None:
     """Why the weights differ; None where the ranks may train different models on purpose."""
     facts = job.ranks
     if all(each.wrapper for each in facts):
@@ -59,7 +62,7 @@ def _why(job: JobFacts, index: int, *, starts_equal: bool) -> Why | None:
     if all(_averages(log, each) for log, each in zip(job.logs, facts, strict=True)):
         return None if starts_equal else "start"
     if starts_equal and not any(_exchanges(log) for log in job.logs):
-        return "no-exchange"
+        return "no-exchange" if job.ended or updates >= _MIN_UPDATES_APART else None
     shape = facts[0].shapes[index]
     averaged = [_averaged(log, each) for log, each in zip(job.logs, facts, strict=True)]
     if starts_equal and all(averaged) and not any(shape in _sent(log) for log in job.logs):
@@ -73,17 +76,28 @@ def _averages(log: RankLog, facts: RankFacts) -> bool:
 
 
 def _averaged(log: RankLog, facts: RankFacts) -> set[tuple[int, ...]]:
-    """The shapes of the weights that a rank exchanges for every update."""
+    """The shapes of the weights that a rank exchanges for every update, one by one or all in one flat tensor."""
     if log.dropped:
         return set()
     updates = max((sample.updates for sample in facts.weights), default=0)
     sent = _sent(log)
-    return {shape for shape in facts.shapes if sent.count(shape) >= updates}
+    flat = sum(0 < _nbytes(call) == facts.nbytes for call in _exchanges_of_all(log))
+    return {shape for shape in facts.shapes if max(flat, sent.count(shape)) >= updates}
+
+
+def _exchanges_of_all(log: RankLog) -> Iterator[Collective]:
+    """The exchanges of a rank with all others: the models of two groups may differ on purpose."""
+    return (call for call in log.calls if call.op == "all_reduce" and call.group == "0")
 
 
 def _sent(log: RankLog) -> list[tuple[int, ...]]:
-    """What a rank exchanges with all others: the models of two groups may differ on purpose."""
-    return [shape for call in log.calls if call.op == "all_reduce" and call.group == "0" for shape in call.shapes]
+    return [shape for call in _exchanges_of_all(log) for shape in call.shapes]
+
+
+def _nbytes(call: Collective) -> int:
+    """The size of the only tensor of a call; 0 if there are several."""
+    bits = "".join(filter(str.isdigit, call.dtypes[0])) if len(call.dtypes) == len(call.shapes) == 1 else ""
+    return math.prod(call.shapes[0]) * int(bits) // 8 if bits else 0
 
 
 def _exchanges(log: RankLog) -> bool:

@@ -8,10 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from torchmedic.records.ranks import MARKS, Collective, Difference, RankLog
+from torchmedic.source.branches import callees_at
+
+_ASYNCHRONOUS = {"isend", "irecv", "batch_isend_irecv"}
 
 
 def unmatched(logs: Iterable[RankLog]) -> list[tuple[int, Collective]]:
-    """The last `send` or `recv` of each rank that has no partner on the other rank, by rank."""
+    """The last `send` or `recv` of each rank that has no partner on the other rank, by rank.
+
+    A rank may wait for any of its latest asynchronous calls, and for none before its last other call.
+    """
     logs = list(logs)
     sent: Counter[tuple[int, int, int]] = Counter()  # by source, destination and tag
     received: Counter[tuple[int, int, int]] = Counter()
@@ -23,13 +29,17 @@ def unmatched(logs: Iterable[RankLog]) -> list[tuple[int, Collective]]:
                 received[(call.peer, log.rank, call.tag)] += 1
     found = []
     for log in logs:
-        last = next((call for call in reversed(log.calls) if call.op not in MARKS), None)
-        if last is None or last.peer is None:
-            continue
-        pair = (log.rank, last.peer, last.tag) if last.op == "send" else (last.peer, log.rank, last.tag)
-        own, partner = (sent, received) if last.op == "send" else (received, sent)
-        if last.op in ("send", "recv") and own[pair] > partner[pair]:
-            found.append((log.rank, last))
+        latest = [call for call in reversed(log.calls) if call.op not in MARKS]
+        for call in latest:
+            if call.peer is None or call.op not in ("send", "recv"):
+                break
+            if call is not latest[0] and not _ASYNCHRONOUS & callees_at(call.frames[0].file, call.frames[0].line):
+                break
+            pair = (log.rank, call.peer, call.tag) if call.op == "send" else (call.peer, log.rank, call.tag)
+            own, partner = (sent, received) if call.op == "send" else (received, sent)
+            if own[pair] > partner[pair]:
+                found.append((log.rank, call))
+                break
     return found
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torchmedic.detect.ranks.alignment import by_group, first_difference
+from torchmedic.records import Moment, Phase
 from torchmedic.records.ranks import Collective, RankLog
 
 _MIN_MEETINGS = 20
@@ -16,6 +17,7 @@ _MIN_LATE = 0.9  # share of the meetings to which the same rank comes last
 _MIN_SHARE = 0.4  # share of a step for which the others wait
 _MIN_WAIT_SECONDS = 0.05
 _MIN_TOTAL_SECONDS = 2.0
+_MIN_PHASE_SHARE = 0.6  # share of the wait that one phase explains
 _LIVE_FACTOR = 4  # a run that goes on must show so much more: its first steps may not be like the rest
 
 
@@ -61,6 +63,33 @@ def find_straggler(logs: Sequence[RankLog], *, ended: bool) -> Straggler | None:
         return None
     at = places[-1]
     return Straggler(logs[slow].rank, late, len(places), wait, step, streams[slow][at], streams[slow][at - 1])
+
+
+def slow_phase(moments: Mapping[int, Sequence[Moment]], found: Straggler) -> tuple[Moment, float] | None:
+    """The phase of a step in which the slow rank loses most of the time, and the seconds that a step spends in it.
+
+    Phases in which a rank waits for others are longer on the other ranks.
+    """
+    spent = {rank: _seconds_by_phase(each) for rank, each in moments.items()}
+    own, others = spent.get(found.rank, {}), [each for rank, each in spent.items() if rank != found.rank]
+    if not own or not others:
+        return None
+    lost = {phase: seconds - max(each.get(phase, 0.0) for each in others) for phase, seconds in own.items()}
+    phase = max(lost, key=lambda each: lost[each])
+    if phase == "other" or lost[phase] < _MIN_PHASE_SHARE * found.wait:
+        return None
+    return next(each for each in reversed(moments[found.rank]) if each.phase == phase), own[phase]
+
+
+def _seconds_by_phase(moments: Sequence[Moment]) -> dict[Phase, float]:
+    """The seconds of a usual step by phase: medians over the steps that the black box still holds whole."""
+    steps: dict[int, dict[Phase, float]] = {}
+    for moment, after in itertools.pairwise(moments):
+        row = steps.setdefault(moment.updates, {})
+        row[moment.phase] = row.get(moment.phase, 0.0) + after.time - moment.time
+    whole = list(steps.values())[1:-1]
+    phases = {phase for row in whole for phase in row}
+    return {phase: statistics.median(row.get(phase, 0.0) for row in whole) for phase in phases}
 
 
 def _common(logs: Sequence[RankLog]) -> list[list[Collective]]:

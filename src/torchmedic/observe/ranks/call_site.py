@@ -1,13 +1,12 @@
 """The lines that led to a collective: those of the user, and those of libraries such as a Trainer.
 
-A collective may be called a thousand times in a second. So only code objects and offsets are compared, and lines are
-looked up once per call site.
+A collective may be called a thousand times in a second. So only identities of code objects and offsets are compared (to
+hash a code object takes longer than all the rest), and lines are looked up once per call site.
 """
 
 from __future__ import annotations
 
 from types import CodeType, FrameType
-from typing import Any
 
 from torchmedic.observe.ranks.ring import Lines, Ring
 from torchmedic.source.user_code import is_library_file, is_user_file
@@ -22,15 +21,18 @@ class CallSites:
     """The call sites of one process, by their number in its ring."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._codes: list[CodeType] = []  # kept alive, so that their identities stay unique
         self._kinds: dict[str, int] = {}  # of files
 
     def clear(self) -> None:
         self._numbers.clear()
+        self._codes.clear()
 
     def number(self, frame: FrameType | None, ring: Ring) -> int:
         """The number of the call site that `frame` and its callers make; it is entered into the ring if it is new."""
-        places: list[CodeType | int] = []
+        codes: list[CodeType] = []
+        places: list[int] = []
         users = 0
         kind_of = self._kinds.get
         depth = 0
@@ -40,7 +42,8 @@ class CallSites:
             if kind is None:
                 kind = self._judge(code.co_filename)
             if kind:
-                places += (code, frame.f_lasti)
+                codes.append(code)
+                places += (id(code), frame.f_lasti)
                 if kind == _USER:
                     users += 1
                     if users == MAX_USER_FRAMES:
@@ -50,7 +53,8 @@ class CallSites:
         key = tuple(places)
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = ring.enter(*self._lines(key))
+            self._codes += codes
+            number = self._numbers[key] = ring.enter(*self._lines(codes, key[1::2]))
         return number
 
     def _judge(self, filename: str) -> int:
@@ -58,11 +62,10 @@ class CallSites:
         self._kinds[filename] = kind
         return kind
 
-    def _lines(self, key: tuple[Any, ...]) -> tuple[Lines, Lines]:
+    def _lines(self, codes: list[CodeType], offsets: tuple[int, ...]) -> tuple[Lines, Lines]:
         both: dict[int, list[tuple[str, int, str]]] = {_USER: [], _LIBRARY: []}
-        for code, offset in zip(key[::2], key[1::2], strict=True):
-            kind = self._kinds[code.co_filename]
-            both[kind].append((code.co_filename, _line(code, offset), code.co_name))
+        for code, offset in zip(codes, offsets, strict=True):
+            both[self._kinds[code.co_filename]].append((code.co_filename, _line(code, offset), code.co_name))
         return tuple(both[_USER]), tuple(both[_LIBRARY][:MAX_LIBRARY_FRAMES])
 
 

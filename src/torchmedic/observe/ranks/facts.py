@@ -62,8 +62,8 @@ class FactsOfRank:
 
     @property
     def wants_batches(self) -> bool:
-        """Whether every batch is of interest, and not only the first of a pass over the data."""
-        return len(self._facts.batches) < _MAX_BATCHES
+        """Whether every batch is of interest: a loader has given one, and more of them are to be compared."""
+        return self._fetched is not None or 0 < len(self._facts.batches) < _MAX_BATCHES
 
     # What the hooks tell
 
@@ -91,7 +91,7 @@ class FactsOfRank:
             self._begin_pass(sampler)
             self.due = self.updates + 1
         self._reading = weakref.ref(sampler) if sampler is not None and _has_epoch(sampler) else None
-        if self.wants_batches:
+        if len(self._facts.batches) < _MAX_BATCHES:
             name = type(sampler).__name__ if sampler is not None else ""
             self._fetched = _fingerprint(batch), name, _line(user_frame(frame))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _TO_ONE = frozenset({"send", "recv"})
 
 
+Marks = tuple[str, bytes, bytes]  # a group, and the texts of a forward and a backward in it
+
+
 class Recorder:
     """One per process. `folder` is asked when this process joins a job, with its rank there and the world size."""
 
@@ -44,13 +47,13 @@ class Recorder:
         self.mail: StoreMail | None = None
         self._ring: Ring | None = None
         self._sites = CallSites()
-        self._reducing: Any = None  # the marks of a DistributedDataParallel whose backward has yet to come
-        self._wrappers: WeakKeyDictionary[Any, tuple[str, bytes, bytes]] = WeakKeyDictionary()
-        self._sees_backward = False
+        self.reducing: Marks | None = None  # of a DistributedDataParallel whose backward has yet to come
+        self._wrappers: dict[int, tuple[weakref.ref[Any], Marks]] = {}  # by identity
         self._texts: dict[Any, bytes] = {}
         self._counts: dict[str, int] = {}
         self._marks: dict[tuple[str, str], int] = {}  # by operation and group
         self._shut = False
+        self.paused = False  # while a replay runs, whose calls reach no other rank
         self._note_safely = contained("observe.ranks")(self._note)
 
     def install(self) -> None:
@@ -66,21 +69,15 @@ class Recorder:
         wrapper = torch.nn.parallel.DistributedDataParallel
         wrapping = sys.modules[wrapper.__module__]
         if hasattr(wrapping, _WRAPPING):
-            patches.wrap(wrapping, _WRAPPING, self._around_wrapping)
+            patches.notice(wrapping, _WRAPPING, self._wraps)
         if hasattr(wrapper, "_pre_forward"):
-            patches.wrap(wrapper, "_pre_forward", self._around_forward)
+            patches.notice(wrapper, "_pre_forward", self._goes_forward)
         if hasattr(made, "_new_group_with_tag"):
-            patches.wrap(made, "_new_group_with_tag", self._around_new_group)
-        if self._sees_backward:
-            self._watch_backward()
-
-    def _watch_backward(self) -> None:
-        """Only a process that has made a DistributedDataParallel pays for this."""
-        patches.wrap(torch.autograd, "_engine_run_backward", self._around_backward)
+            patches.notice(made, "_new_group_with_tag", self._makes_group)
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
-        self._ring = self.facts = self.mail = self._reducing = None
+        self._ring = self.facts = self.mail = self.reducing = None
         self._sites.clear()
         self._counts.clear()
         self._marks.clear()
@@ -90,7 +87,7 @@ class Recorder:
         note = self._note_safely
 
         @functools.wraps(original)
-        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:  # known by name to `flight_recorder.py`
             note(op, group, args, kwargs)
             try:
                 return original(group, *args, **kwargs)
@@ -121,91 +118,52 @@ class Recorder:
             self.mail = StoreMail(store)
             self._open(rank, size)
 
-    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _goes_forward(self, module: Any, /, *args: Any, **kwargs: Any) -> None:
         """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
-        mark, marks_of = self._mark, contained("observe.ranks")(self._marks_of)
+        if (
+            module.require_backward_grad_sync
+            and torch.is_grad_enabled()
+            and not (patches.is_traced() or patches.compiler._is_compiling_flag)
+        ):
+            known = self._wrappers.get(id(module))
+            self.reducing = marks = known[1] if known is not None and known[0]() is module else self._marks_of(module)
+            if marks is not None:
+                self._mark(FORWARD, marks[0], marks[1])
+            if self.facts is not None:
+                self.facts.forward(module)
 
-        @functools.wraps(original)
-        def _pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if module.require_backward_grad_sync and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                self._reducing = marks = self._wrappers.get(module) or marks_of(module)
-                if marks is not None:
-                    mark(FORWARD, marks[0], marks[1])
-                if self.facts is not None:
-                    self.facts.forward(module)
-            try:
-                return original(module, *args, **kwargs)
-            except BaseException as error:
-                patches.without_our_frame(error)
-                raise
-
-        return _pre_forward
-
-    def _around_wrapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wraps(self, *args: Any, **kwargs: Any) -> None:
         """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings.
 
         Its parameters are sent in C++, and must have the same dtypes on all ranks: one parameter of each is noted.
         """
-        note = contained("observe.ranks")(self._note_wrapped)
+        self._note_wrapped(*args[:2])
+        if self.facts is not None:
+            self.facts.wrapped(sys._getframe(2))
 
-        @functools.wraps(original)
-        def verify(*args: Any, **kwargs: Any) -> Any:
-            note(*args[:2])
-            if self.facts is not None:
-                self.facts.wrapped(sys._getframe(1))
-            if not self._sees_backward:
-                self._sees_backward = True
-                self._watch_backward()
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                patches.without_our_frame(error)
-                raise
-
-        return verify
-
-    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward_begins(self) -> None:
         """The backward of a DistributedDataParallel: it stands for the collectives in it if the process is killed."""
-        mark = self._mark
+        marks, self.reducing = self.reducing, None
+        if marks is not None:
+            self._mark(BACKWARD, marks[0], marks[2])
 
-        @functools.wraps(original)
-        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            marks = self._reducing
-            if marks is not None and kwargs.get("accumulate_grad") and not torch.compiler.is_compiling():
-                self._reducing = None
-                mark(BACKWARD, marks[0], marks[2])
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                patches.without_our_frame(error)
-                raise
+    def _makes_group(self, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("use_local_synchronization"):  # else only the members of the group make this call
+            self._note_safely("new_group", None, args, kwargs)
 
-        return _engine_run_backward
-
-    def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def _new_group_with_tag(*args: Any, **kwargs: Any) -> Any:
-            if not kwargs.get("use_local_synchronization"):  # else only the members of the group make this call
-                self._note_safely("new_group", None, args, kwargs)
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                patches.without_our_frame(error)
-                raise
-
-        return _new_group_with_tag
-
-    def _marks_of(self, module: Any) -> tuple[str, bytes, bytes]:
+    @contained("observe.ranks")
+    def _marks_of(self, module: Any) -> Marks:
         """The group of a model, and the texts of its forward and backward: the latter tells models apart by size."""
         name, size = module.process_group.group_name, sum(each.numel() for each in module.parameters())
         found = name, described(FORWARD, name, (), (), None), described(BACKWARD, name, ((size,),), (), None)
-        self._wrappers[module] = found
+        self._wrappers = {key: known for key, known in self._wrappers.items() if known[0]() is not None}
+        self._wrappers[id(module)] = weakref.ref(module), found
         return found
 
     def _mark(self, op: str, group: str, text: bytes) -> None:
         """Note a forward or a backward. No tensor is read, so `contained` need hide nothing: a mark is made often."""
         ring = self._ring
-        if ring is None:
+        if ring is None or self.paused:
             return
         try:
             count = self._marks[op, group] = self._marks.get((op, group), 0) + 1
@@ -215,11 +173,9 @@ class Recorder:
             report_fault("observe.ranks", error)
 
     def _note(self, op: str, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ring = self._ring
-        if ring is None:
-            ring = self._open()
-            if ring is None:
-                return
+        ring = self._ring or self._open()
+        if ring is None or self.paused:
+            return
         name = group.group_name if group is not None else "0"
         sent = args[1] if op in _SENT_SECOND and len(args) > 1 else args[0] if args else None
         tensors = (sent,) if isinstance(sent, Tensor) else sent
@@ -249,6 +205,7 @@ class Recorder:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         ring.write(text, count, self._sites.number(sys._getframe(2), ring))
 
+    @contained("observe.ranks")
     def _note_wrapped(self, group: Any, tensors: Any) -> None:
         self._note(WRAPPED, group, ([*{each.dtype: each for each in tensors}.values()],), {})
 

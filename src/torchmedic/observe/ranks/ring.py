@@ -66,7 +66,7 @@ class Ring:
         """Note one call; `text` is from `described`, `site` from `enter`."""
         number = self._number = self._number + 1
         slot = self._pack(number, now(), ordinal, site, len(text), text, 0, number & 0xFFFFFFFF)
-        self._put(_RING_AT + (number % SLOTS) * _SLOT_SIZE, slot)
+        os.pwrite(self._descriptor, slot, _RING_AT + (number % SLOTS) * _SLOT_SIZE)
 
     def enter(self, lines: Lines, library: Lines = ()) -> int:
         """Put a chain of lines into the table; its number there, 0 if the table is full."""

@@ -31,6 +31,7 @@ class Forwarder:
 
     def __init__(self) -> None:
         self.blocked: set[signal.Signals | int] = set()
+        self._passed_on: set[int] = set()
         if hasattr(signal, "sigtimedwait"):
             # SIGWINCH ends the wait to copy the terminal size; the child gets its own.
             self.blocked = {*FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
@@ -38,6 +39,10 @@ class Forwarder:
         # If SIGCHLD is ignored, which is inherited, the kernel keeps no wait status.
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def has_received(self, number: int) -> bool:
+        """Whether the parent was sent a signal, too, as by a launcher or a scheduler, and not the child alone."""
+        return number in self._passed_on or number in signal.sigpending()
 
     def hold_on(self) -> None:
         """Block a launcher's SIGTERM while the end of the child is explained. Ctrl-C still ends torchmedic."""
@@ -66,6 +71,7 @@ class Forwarder:
                 # A timer's signal (`alarm`) comes from the kernel too, but has reached only us.
                 from_kernel = received.si_code == _SI_KERNEL and shares_terminal
                 from_terminal = from_kernel and received.si_signo in _TERMINAL_SIGNALS
+                self._passed_on.add(received.si_signo)
                 _pass_on(child, received.si_signo, already_there=from_terminal)
             pause = on_tick()
         return status
@@ -75,6 +81,7 @@ class Forwarder:
         shared = _group_of(child) == os.getpgrp()
 
         def handler(number: int, _: object) -> None:
+            self._passed_on.add(number)
             _pass_on(child, number, already_there=shared and number == signal.SIGINT)
 
         for number in FORWARDED:

@@ -1,7 +1,7 @@
 """Samples of the host's memory during the run, and an alarm before memory runs out.
 
-One sample a second while there is enough memory, five a second when it gets tight. A sample takes some hundred
-microseconds, most of it for the processes of the run.
+One sample a second while there is enough memory or the use of memory does not change, five a second when it gets
+tight. A sample takes some hundred microseconds, most of it for files of the kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _TIGHT_INTERVAL_SECONDS = 0.2
 _SLACK_SECONDS = 0.05  # a look may come a little early
 _YOUNG_RUN_SECONDS = 20.0  # a young run needs more samples to show its growth
 _YOUNG_INTERVAL_SECONDS = 0.4
-_TIGHT_SHARE = 0.7  # share of the limit
 _QUESTION_GROWTH_SHARE = 0.05  # of the limit: growth after which a process is asked what it holds, and asked again
 _QUESTION_INTERVAL_SECONDS = 0.4
 _MAX_QUESTIONS = 10  # per run
@@ -50,6 +49,7 @@ class MemoryGuard:
         self._proc = proc
         self._groups = groups or cgroups.default_root()
         self._samples: deque[MemorySample] = deque(maxlen=_MAX_SAMPLES)
+        self._tight = False  # after the last sample
         self._swapped: tuple[float, int] | None = None
         self._raised: HostAlarm | None = None
         self._told = False
@@ -68,25 +68,21 @@ class MemoryGuard:
     @property
     def pause(self) -> float:
         """Seconds between two samples."""
-        if self._is_tight or (self._raised is not None and not self._told):
+        if self._tight or (self._raised is not None and not self._told):
             return _TIGHT_INTERVAL_SECONDS
         young = time.monotonic() - self._began <= _YOUNG_RUN_SECONDS
         return _YOUNG_INTERVAL_SECONDS if young else _CALM_INTERVAL_SECONDS
-
-    @property
-    def _is_tight(self) -> bool:
-        last = self._samples[-1] if self._samples else None
-        return last is not None and (last.share >= _TIGHT_SHARE or host_memory.is_rushing(self.samples))
 
     def look(self, pids: Iterable[int]) -> None:
         """Take a sample if one is due. Called a few times a second with the processes of the run."""
         now = time.monotonic()
         last = self._samples[-1] if self._samples else None
-        tight = self._is_tight
+        tight = self._tight
         if self._broken or (last is not None and now - last.time < self.pause - _SLACK_SECONDS):
             return
         try:
             self._samples.append(self._sample(now, pids))
+            self._tight = host_memory.is_tight(self.samples)
             if tight and not self._told:
                 self._ask(now)
             if self._raised is None and host_memory.is_alarming(self.samples):
@@ -127,14 +123,14 @@ class MemoryGuard:
         return asked and since < _MAX_ANSWER_SECONDS and not questions.read_held(self._run, alarm.growing[0])
 
     def _sample(self, now: float, pids: Iterable[int]) -> MemorySample:
-        meminfo = cgroups.table(self._proc / "meminfo", "MemTotal", "MemAvailable")
+        meminfo = cgroups.table(f"{self._proc}/meminfo", "MemTotal", "MemAvailable", "SwapTotal")
         total, free = meminfo.get("MemTotal", 0) << 10, meminfo.get("MemAvailable", 0) << 10
         host = (total - free, total) if total else None
         sizes = {pid: found for pid in list(pids)[:_MAX_PROCESSES] if (found := self._sizes(pid)) is not None}
         group = self._group(sum(resident for resident, _ in sizes.values()))
         tight = group if group is not None and (host is None or group[0] / group[1] > host[0] / host[1]) else host
         shared = shared_memory()
-        pressure = psi(self._proc / "pressure" / "memory")
+        pressure = psi(f"{self._proc}/pressure/memory")
         return MemorySample(
             time=now,
             used=tight[0] if tight is not None else None,
@@ -142,7 +138,8 @@ class MemoryGuard:
             bound="cgroup" if tight is not None and tight is not host else "host",
             private={pid: resident - shared for pid, (resident, shared) in sizes.items()},
             waiting=pressure.full if pressure is not None else None,
-            swap_in=self._swap_in(now),
+            # The kernel adds up all counters of all processors for this file.
+            swap_in=self._swap_in(now) if meminfo.get("SwapTotal", 1) else 0.0,
             shm_used=shared[0] - shared[1] if shared is not None else None,
             shm_size=shared[0] if shared is not None else None,
         )
@@ -165,13 +162,13 @@ class MemoryGuard:
 
     def _sizes(self, pid: int) -> tuple[int, int] | None:
         """Resident bytes of a process, and how many of them are file pages or shared."""
-        words = (cgroups.text(self._proc / str(pid) / "statm") or "").split()
+        words = (cgroups.text(f"{self._proc}/{pid}/statm") or "").split()
         with contextlib.suppress(ValueError, IndexError):
             return int(words[1]) * _PAGE_BYTES, int(words[2]) * _PAGE_BYTES
         return None
 
     def _swap_in(self, now: float) -> float | None:
-        pages = cgroups.table(self._proc / "vmstat", "pswpin").get("pswpin")
+        pages = cgroups.table(f"{self._proc}/vmstat", "pswpin").get("pswpin")
         before, self._swapped = self._swapped, None if pages is None else (now, pages)
         if before is None or pages is None or now <= before[0]:
             return None

@@ -23,6 +23,7 @@ from torchmedic.supervise.proc import tree
 from torchmedic.supervise.stall.watch import Case, StallWatch
 
 _MAX_SAVING_SECONDS = 300.0  # for writing the weights
+_PAUSE_SECONDS = 1.5  # between examinations of a rank that waits for another, which may be explained soon
 
 _WAITS_FOR_RANKS = "waits-for-collective"
 _NOT_EXPLAINED = "standstill-not-explained"
@@ -84,12 +85,17 @@ class Response:
         from torchmedic.diagnose.engine import ask
 
         diagnosis = ask(stall, registry.STALLED)
-        if diagnosis is not None and self._may_be_of_job(diagnosis):
-            is_hung = diagnosis.severity == "error"
-            of_job = ranks.verdict(self._run, still=stall.still, only_met=not is_hung)
-            if of_job is None and is_hung and self._is_victim(stall):
-                return  # a rank that stands elsewhere is the cause, and is examined itself
-            if of_job is not None or is_hung:
+        is_hung = diagnosis is not None and diagnosis.severity == "error"
+        waits = diagnosis is not None and self._may_wait_for_ranks(diagnosis)
+        if diagnosis is not None and (is_hung or waits):
+            of_job = ranks.verdict(self._run, still=stall.still, only_met=not (is_hung and waits))
+            if of_job is None and is_hung and waits:
+                if self._explained or ranks.is_explained(self._run, stall.rank):
+                    return
+                if ranks.may_be_explained(self._run, stall.rank, stall.still, stall.limit):
+                    case.next = stall.still + _PAUSE_SECONDS
+                    return  # a rank that stands elsewhere is the cause, and is examined itself
+            if of_job is not None or (is_hung and waits):
                 diagnosis = of_job or diagnosis
                 if self._job is not None or not ranks.claim(self._run):
                     if self._wants == "kill":
@@ -121,8 +127,11 @@ class Response:
         elif self._wants == "checkpoint" and questions.ask(self._run, stall.pid, questions.SAVE):
             self._saving[stall.pid] = time.monotonic() + _MAX_SAVING_SECONDS
 
-    def _may_be_of_job(self, diagnosis: Diagnosis) -> bool:
-        """Whether the logs of all ranks may tell more: the process waits for ranks, or for something not known."""
+    def _may_wait_for_ranks(self, diagnosis: Diagnosis) -> bool:
+        """Whether the process waits for ranks, or for something not known: the logs of all ranks may tell more.
+
+        About any other hang they tell more only where the ranks have met in calls that do not fit.
+        """
         if diagnosis.name == _WAITS_FOR_RANKS:
             return True
         return diagnosis.name == _NOT_EXPLAINED and ranks.read_job(self._run) is not None
@@ -131,9 +140,6 @@ class Response:
         """Whether the parent of another rank has told a cause, and not only that its rank waits."""
         told = files.errors_of_others(self._run, rank) if self._rank is not None else []
         return any(not is_silent(each) and each.name not in (_WAITS_FOR_RANKS, _NOT_EXPLAINED) for each in told)
-
-    def _is_victim(self, stall: Stall) -> bool:
-        return self._explained or ranks.is_victim(self._run, stall.rank, stall.still, stall.limit)
 
     def _resumed(self, diagnosis: Diagnosis, seconds: float) -> None:
         if diagnosis == self._job:

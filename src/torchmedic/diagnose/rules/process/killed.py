@@ -1,7 +1,8 @@
 """The process was killed from outside.
 
 What: the process was ended by SIGKILL. SIGKILL cannot be caught, and Linux does not record the sender. Or another
-process sent SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL, and is named. The line is the last known line of the training.
+process sent SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL, and is named. Or one rank of a job was ended by SIGTERM, which
+its launcher did not get. The line is the last known line of the training.
 
 Why: a person or a program sent the signal: `kill -9`, a scheduler whose time or memory limit was reached, a container
 that was stopped, a watchdog. The kernel's OOM killer also sends SIGKILL, but it leaves a count in the cgroup and a line
@@ -26,15 +27,17 @@ from torchmedic.records.death import Death
 def check(death: Death) -> Draft | None:
     if death.from_outside:
         return _sent(death)
-    if death.signal != "SIGKILL":
+    if death.signal not in ("SIGKILL", "SIGTERM"):
         return None
     draft = draft_of(
         check,
         death,
         "likely" if last_line(death) is not None else "possible",
-        f"{who(death)} was killed from outside (SIGKILL); the sender is not known",
-        "the wait status says SIGKILL; the kernel does not keep who sent it, and the process could not react",
+        f"{who(death)} was killed from outside ({death.signal}); the sender is not known",
+        f"the wait status says {death.signal}; the kernel does not keep who sent it",
     )
+    if death.signal == "SIGTERM":
+        return draft.help("find out who ends single ranks: a person, a watchdog, a guard of memory such as `earlyoom`")
     if death.oom_kills is None and not death.kernel_lines:
         draft.because("not ruled out: the kernel's OOM killer (neither its counter nor its log can be read here)")
     else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from types import CodeType
 from typing import Any
 
@@ -25,7 +26,7 @@ from torchmedic.observe import lifecycle
 from torchmedic.records import Location
 from torchmedic.source.live_frames import frames_of, node_location
 from torchmedic.source.returns import code_of
-from torchmedic.source.syntax import calls_in
+from torchmedic.source.syntax import callee, calls_in
 from torchmedic.source.user_code import is_user_file
 
 _NEWS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by signal)")
@@ -119,5 +120,14 @@ def _codes_of_worker(iterator: Any) -> list[CodeType]:
     """The user's functions that a worker calls: for a sample, for a batch, and when it starts."""
     given = [each for name in ("_collate_fn", "_worker_init_fn") if (each := getattr(iterator, name, None)) is not None]
     functions = [getattr(each, "func", each) for each in given]  # behind a `partial`
-    codes = [samples_code(getattr(iterator, "_dataset", None)), *(code_of(each) for each in functions)]
-    return list(dict.fromkeys(code for code in codes if code is not None and is_user_file(code.co_filename)))
+    dataset = getattr(iterator, "_dataset", None)
+    codes = [samples_code(dataset), *(code_of(each) for each in functions)]
+    found: dict[CodeType, None] = {}
+    for code in codes:  # grows
+        if code is None or code in found or not is_user_file(code.co_filename):
+            continue
+        found[code] = None
+        names = {callee(node) for node in calls_in(function_node(code))}
+        known = vars(sys.modules.get(type(dataset).__module__, object)) | vars(type(dataset))
+        codes += [code_of(known[name]) for name in names & known.keys() if callable(known[name])]
+    return list(found)

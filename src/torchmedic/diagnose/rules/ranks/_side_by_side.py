@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -84,7 +85,9 @@ def show(draft: Draft, job: Job, difference: Difference) -> None:
     if len(job.ranks) > _MAX_SHOWN:
         draft.because(f"and {len(job.ranks) - _MAX_SHOWN} more ranks")
     if difference.before is not None:
-        draft.because(f"the last call that all made alike: {words(difference.before)} at {place(difference.before)}")
+        draft.because(
+            f"the last call that all ranks made alike: {words(difference.before)} at {place(difference.before)}"
+        )
     reason = _REASONS[difference.by]
     draft.because(f"{ranks(difference.culprits)} left the common way: {reason}" if reason else "")
 
@@ -122,8 +125,27 @@ def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
     found = _left(job, difference) if _continue(job, difference) is None else None
     if found is None or have_ended(job, difference):
         return found
-    is_constant = not found[1].exits and _CONSTANT_NUMBER.search(found[1].header)
-    return None if is_constant else found  # the source gives the number of turns: it is the same on all ranks
+    if found[1].exits:
+        return found
+    is_constant = _CONSTANT_NUMBER.search(found[1].header)  # the source gives the number of turns for all ranks
+    return None if is_constant or _is_chosen_again(job, difference.call) else found
+
+
+def _is_chosen_again(job: Job, call: Collective | None) -> bool:
+    """Whether an `if` leads to a call that the job made before: the loop in front of it had equal turns then.
+
+    The others may have gone past the `if`, and round the outer loop.
+    """
+    if call is None or deciding_branch(call, None) is None:
+        return False
+    logs = (state.log for state in job.ranks if state.log is not None)
+    lines = [(frame.file, frame.line) for frame in call.frames[:2]]
+    return any(
+        lines == [(frame.file, frame.line) for frame in each.frames[:2]]
+        for log in logs
+        for each in log.calls
+        if each.time < call.time
+    )
 
 
 def _skipped(state: RankState, difference: Difference) -> StackFrame | None:
@@ -224,18 +246,32 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
     if expected is None or state is None or not expected.frames:
         return None
     skipped = _skipped(state, difference)
-    if difference.kind != "missing" and skipped is None:
+    by_values = difference.kind != "missing" and skipped is None
+    if by_values and not _is_only_expected_chosen(job, difference):
         return _continue(job, difference)
-    for frame in expected.frames:
-        exits = exits_before(frame.file, frame.line)
+    common = {each for places in difference.call.path for each in places} if by_values and difference.call else set()
+    for frame in itertools.takewhile(lambda frame: (frame.file, frame.line) not in common, expected.frames):
+        exits, around = exits_before(frame.file, frame.line), branches_around(frame.file, frame.line)
         if skipped is not None and skipped.file == frame.file:
             exits = [branch for branch in exits if branch.line >= skipped.line]
+        if by_values:  # the number of a turn is the same on all ranks
+            exits, around = (
+                [each for each in found if "%" not in each.test and not each.by_rank] for found in (exits, around)
+            )
         if exits:
             return frame.file, exits[0].line, exits[0].header
-        around = [branch for branch in branches_around(frame.file, frame.line) if branch.taken]
+        around = [branch for branch in around if branch.taken]
         if around:
             return frame.file, around[0].line, around[0].header
     return None
+
+
+def _is_only_expected_chosen(job: Job, difference: Difference) -> bool:
+    """Whether the call of the culprits depends on nothing, and no loop was left: the others may have chosen theirs."""
+    call = difference.call
+    if difference.kind != "other" or call is None or deciding_branch(call, difference.expected) is not None:
+        return False
+    return left_loop(job, difference) is None
 
 
 def _continue(job: Job, difference: Difference) -> tuple[str, int, str] | None:

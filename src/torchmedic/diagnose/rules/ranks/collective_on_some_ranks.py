@@ -26,7 +26,7 @@ from torchmedic.diagnose.rules.ranks._side_by_side import (
     words,
 )
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import MARKS, Collective, Difference, Job
+from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Job
 from torchmedic.source.user_code import relative
 
 
@@ -68,15 +68,17 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     draft.message = f"{who} left out {what}, which the other ranks called"
     draft.cause = f"{who} took the branch `{test}`, after which {what} at {place(expected)} is not reached"
     draft.at(
-        line_location("cause", file, line, f"{who} left the step here"),
+        line_location("cause", file, line, f"{who} left out the call here"),
         at_call(expected, "surfaced", f"{ranks(difference.others)}: {what}, which waits for all ranks"),
         at_call(difference.call, "origin", f"{who}: {words(difference.call)}" if difference.call is not None else ""),
     )
     show(draft, job, difference)
     state = job.of(difference.culprits[0])
     if difference.kind != "missing" and (state is None or state.skipped is None):
-        draft.because("fewer turns of the loop on this rank would look the same")
-    return draft.help("let all ranks decide alike: all_reduce a flag before the branch, or multiply the loss by zero")
+        draft.because("a loop with fewer turns on this rank would look the same")
+    is_backward = expected.native or expected.op == BACKWARD
+    other = ", or multiply the loss by zero" if is_backward else ""
+    return draft.help(f"let all ranks decide alike: all_reduce a flag before the branch{other}")
 
 
 def _went_past(job: Job, difference: Difference, expected: Collective) -> Draft | None:

@@ -19,6 +19,8 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import Collective, Job
 from torchmedic.source.branches import Loop, branches_around, exits_before, is_after_in_block, loops_around
 
+_OPPOSITE = {"send": "recv", "recv": "send"}
+
 
 @rule("TM705", "message-without-partner")
 def check(job: Job) -> Draft | None:
@@ -56,7 +58,8 @@ def check(job: Job) -> Draft | None:
             f"rank {call.peer} answered this line with {words(answer)} at {place(answer)} before; "
             f"that call depends on `{test}`"
         )
-    left = _left_loop(job, call) if left_out is None and not tags else None
+    answered = _has_answered(job, rank, call)
+    left = _left_loop(job, call) if left_out is None and not tags and answered else None
     if left is not None:
         file, loop = left
         draft.about(call.peer)
@@ -64,6 +67,8 @@ def check(job: Job) -> Draft | None:
     named = left_out is not None or left is not None
     draft.at(at_call(call, "surfaced" if named else "cause", f"rank {rank} waits here"))
     draft.at(at_call(partner or last, "origin", f"rank {call.peer} is here"))
+    if not answered and not tags:
+        draft.because(f"rank {call.peer} has made no `{_OPPOSITE[call.op]}` with rank {rank} so far")
     for state in job.ranks:
         log = state.log
         if log is not None and log.calls:
@@ -75,18 +80,29 @@ def check(job: Job) -> Draft | None:
         if left is not None
         else "pass the same `tag` on both sides"
         if tags
+        else f"let rank {call.peer} call `{_OPPOSITE[call.op]}` for this message, or leave the message out"
+        if not answered and not both
         else "let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`"
     )
 
 
 def _first(job: Job) -> tuple[int, Collective]:
-    """The wait that the others follow from: who waits for a rank that itself waits for a third one only follows."""
+    """The wait that the others follow from: who waits for a rank that itself waits for a third one only follows.
+
+    In a ring of waits it is the one for a rank that has never answered.
+    """
     waits = dict(job.unmatched)
     for rank, call in job.unmatched:
         beyond = waits.get(call.peer) if call.peer is not None else None
         if beyond is None or beyond.peer == rank:
             return rank, call
-    return job.unmatched[0]
+    return next((pair for pair in job.unmatched if not _has_answered(job, *pair)), job.unmatched[0])
+
+
+def _has_answered(job: Job, rank: int, call: Collective) -> bool:
+    state = job.of(call.peer) if call.peer is not None else None
+    calls = state.log.calls if state is not None and state.log is not None else ()
+    return any(each.peer == rank and each.op == _OPPOSITE[call.op] for each in calls)
 
 
 def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] | None:

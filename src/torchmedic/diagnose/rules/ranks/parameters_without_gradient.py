@@ -57,7 +57,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     )
     if names:
         draft.because(f"no gradient: {', '.join(f'`{name}`' for name in names[:_MAX_NAMED])}")
-    draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}")
+    draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}, static_graph={wrapper.static_graph}")
     draft.treat(*_treatments(evidence, wrapper, names, is_frozen=is_frozen))
     if not is_frozen:
         draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
@@ -101,7 +101,8 @@ def _treatments(evidence: RaisedEvidence, wrapper: Any, names: list[str], *, is_
     A wrapper that is made now does not count frozen parameters: that the step passes in it is a cure by itself. If the
     failing step uses all parameters, the step before it did not: a step without them stands in for that one.
     """
-    advice = Treatment(title="pass `find_unused_parameters=True` to DistributedDataParallel", safety="safe")
+    instead = " in place of `static_graph=True`" if wrapper.static_graph else ""
+    advice = Treatment(title=f"pass `find_unused_parameters=True`{instead} to DistributedDataParallel", safety="safe")
     again = Treatment(title="freeze the parameters before the model is wrapped, or wrap it anew")
     wanted = [again, advice] if is_frozen else [advice]
     try:

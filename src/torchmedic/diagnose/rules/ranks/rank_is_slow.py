@@ -12,11 +12,20 @@ of the step.
 
 from __future__ import annotations
 
-from torchmedic.detect.ranks.stragglers import find_straggler
+from torchmedic.detect.ranks.stragglers import find_straggler, slow_phase
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, words
+from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import duration
+from torchmedic.records import Phase
 from torchmedic.records.ranks import JobFacts
+
+_PHASES: dict[Phase, str] = {
+    "data": "waiting for data",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the update of the weights",
+}
 
 
 @rule("TM716", "rank-is-slow")
@@ -30,12 +39,20 @@ def check(job: JobFacts) -> Draft | None:
         job,
         "proven",
         f"rank {found.rank} is slower than the others, which wait for it in every step",
-        f"rank {found.rank} came last to {found.late} of {found.meetings} meetings; the others waited "
-        f"{duration(found.wait)} of the {duration(found.step)} of a step",
+        f"rank {found.rank} arrived last at {found.late} of {found.meetings} collectives; the others waited for it for "
+        f"{duration(found.wait)} of a step of {duration(found.step)}",
     ).about(found.rank)
-    draft.at(at_call(found.call, "cause", f"rank {found.rank} comes late to this call"))
+    slow = slow_phase(job.moments, found)
+    if slow is not None:
+        moment, seconds = slow
+        draft.at(line_location("cause", moment.file, moment.line, f"rank {found.rank} spends {duration(seconds)} here"))
+        draft.because(
+            f"rank {found.rank} spends {duration(seconds)} of a step {_PHASES[moment.phase]}; the others spend less"
+        )
+    draft.at(at_call(found.call, "surfaced" if slow else "cause", f"rank {found.rank} comes late to this call"))
     draft.at(at_call(found.before, "origin", "it is late since this call, which all ranks leave together"))
-    draft.because(f"the meetings that were compared: {words(found.call)}, the first collective of a step")
+    draft.because(f"compared: when each rank arrives at {words(found.call)}, the first collective of a step")
     draft.because(f"in total the others waited {duration(found.wait * found.meetings)}")
-    draft.help(f"look at what rank {found.rank} does between these lines: its data, its extra work, its processor")
+    where = "there" if slow is not None else "between these lines"
+    draft.help(f"look at what rank {found.rank} does {where}: its data, its extra work, its processor")
     return draft.rated("warning")

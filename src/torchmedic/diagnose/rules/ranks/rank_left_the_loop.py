@@ -12,6 +12,7 @@ Cure: give all ranks the same number of batches (`DistributedSampler`, or `drop_
 
 from __future__ import annotations
 
+from torchmedic.detect.ranks.culprit import deciding_branch
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, have_ended, left_loop, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
@@ -39,7 +40,8 @@ def check(job: Job) -> Draft | None:
         line, how = leaves.line, f"by `{leaves.exit}`, which only `{leaves.header}` decides"
     elif ends:
         line, how = ends[0], "by the end of its process, or at the end of the loop"
-    draft = check.draft(job, "likely" if leaves is not None or ends else "proven")
+    chosen = difference.call is not None and deciding_branch(difference.call, difference.expected) is not None
+    draft = check.draft(job, "likely" if leaves is not None or ends or chosen else "proven")
     draft.message = f"{who} left the loop `{loop.header}` while {others} went on"
     draft.cause = f"{others} made {_what(difference.expected)} once more; {who} had left the loop {how}"
     draft.at(line_location("cause", file, line, f"{who} left the loop here"))
