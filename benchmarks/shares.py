@@ -56,7 +56,7 @@ class Clock:
             "backward": ((hooks._backward, "_begins"), (hooks._backward, "_ends")),
             "forward": ((hooks.forward, "_note"),),
             "zero_grad": ((hooks._optimizers, "_gradients_cleared"),),
-            "optimizer": ((hooks._optimizers, "_begins"), (hooks._optimizers, "_ends")),
+            "optimizer": ((hooks._optimizers, "_note_begin"), (hooks._optimizers, "note_end")),
             "data": ((hooks._data, "_requested"), (hooks._data, "_arrived"), (hooks._data, "_arrived_sampled_out")),
             "notes of a step": ((agent.notes, "step_begins"), (agent.notes, "forward_begins")),
             "check-up": ((step, "check_up"),),

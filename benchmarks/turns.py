@@ -119,7 +119,7 @@ def work(model: str, device: str, clock: str, kind: str, *, loads: bool) -> None
 
 @contextlib.contextmanager
 def changed(kind: str) -> Iterator[None]:
-    """Leave out what the name of a kind says: `torchmedic-without-NAME`, or `torchmedic-only-NAME`."""
+    """Leave out what the name of a kind says: `torchmedic-removed`, `torchmedic-paused`; see `ablation.py` for more."""
     _, _, name = kind.partition("torchmedic-")
     if name:
         from torchmedic.observe import lifecycle
@@ -132,9 +132,6 @@ def changed(kind: str) -> Iterator[None]:
 
 def without(agent: Any, name: str) -> None:
     """Remove hooks for good."""
-    from torchmedic.observe.hooks import patches
-
-    way, _, what = name.partition("-")
     if name == "removed":
         agent.hooks.remove()
         return
@@ -142,15 +139,7 @@ def without(agent: Any, name: str) -> None:
         agent.step.paused = True
         agent.step.fast.on = False
         return
-    is_kept = (lambda part: part == what) if way == "only" else (lambda part: part != what)
-    for owner, attribute, original in reversed(patches._made):
-        part = {"_engine_run_backward": "backward", "zero_grad": "zero_grad", "__next__": "next"}.get(attribute)
-        if not is_kept(part or attribute):
-            setattr(owner, attribute, original)
-    if not is_kept("step"):
-        agent.hooks._optimizers.remove()
-    if way == "only":
-        agent.hooks.forward.forget()
+    raise ValueError(f"no such variant: {name}")
 
 
 def main() -> None:

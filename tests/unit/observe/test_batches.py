@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, dataloader
 
 from torchmedic.observe.step.batches import Batches, through_subsets
+from torchmedic.observe.step.kept_batch import KeptBatch
 from torchmedic.observe.step.tensors import tensors_in
 
 
@@ -114,6 +115,19 @@ def test_a_big_batch_is_not_kept_alive() -> None:
     del batch
     assert gone() is None
     assert batches.tensors() == []
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_flat_batch_of_a_short_step_is_given_back_as_it_was(kind: type) -> None:
+    tensors = [torch.arange(4), torch.ones(2)]
+    batch = kind(tensors)
+    flat, nested = KeptBatch(batch, batch, [weakref.ref(each) for each in batch]), KeptBatch(batch, list(batch))
+    assert (flat.nbytes, flat.on_host) == (nested.nbytes, nested.on_host) == (40, True)
+    assert type(flat.whole) is kind
+    assert all(one is other for one, other in zip(flat.whole, tensors, strict=True))
+    del batch
+    tensors.clear()
+    assert [each.tolist() for each in flat.whole] == [[0, 1, 2, 3], [1.0, 1.0]]
 
 
 def test_tensors_are_found_in_a_nested_batch() -> None:

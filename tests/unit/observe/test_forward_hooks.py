@@ -6,9 +6,11 @@ from collections import OrderedDict
 from types import FrameType
 from typing import Any, cast
 
+from torch._dynamo import eval_frame
 from torch._guards import TracingContext, tracing
 from torch.nn.modules import module as nn_module
 
+from torchmedic.observe.hooks import patches
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks, _AskedHooks
 
@@ -44,3 +46,20 @@ def test_code_that_is_compiled_meets_the_dict_of_torch() -> None:
     finally:
         hooks.remove()
     assert nn_module._global_forward_pre_hooks is plain
+
+
+def test_the_stance_of_torch_is_asked_through_us_only_while_a_call_is_expected() -> None:
+    patches.take_back()  # what an earlier test has left
+    of_torch = eval_frame._callback_from_stance
+    hooks = ForwardHooks(cast(Step, None))
+    try:
+        for _ in range(2):
+            hooks.expect()
+            assert eval_frame._callback_from_stance is not of_torch
+            hooks.rest()
+            assert eval_frame._callback_from_stance is of_torch
+        hooks.expect()
+    finally:
+        hooks.remove()
+        patches.take_back()
+    assert eval_frame._callback_from_stance is of_torch

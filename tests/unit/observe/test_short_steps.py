@@ -15,7 +15,6 @@ from torchmedic.observe.budget import Account, Budget
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.hooks.current_step import ShortSteps
 from torchmedic.observe.numbers.finite_checks import FiniteChecks, Witness, cheapest_witness, is_bad_witness, is_fine
-from torchmedic.observe.step.step_notes import StepNotes
 
 BAD = (math.nan, math.inf, -math.inf)
 
@@ -25,7 +24,7 @@ def full_steps(seconds: float, count: int, alarm: int = 0, *, is_late: bool = Fa
     clock: Any = SimpleNamespace(step=0, usual_step=seconds)
     losses = SimpleNamespace(alarm=alarm, late=SimpleNamespace(are_usual=is_late))
     finite: Any = SimpleNamespace(losses=losses)
-    short_steps = ShortSteps(clock, StepNotes(), finite)
+    short_steps = ShortSteps(clock, finite)
     found = []
     for step in range(count):
         clock.step = step
@@ -59,7 +58,7 @@ def test_on_a_late_device_only_very_short_steps_are_left_out() -> None:
 def test_a_run_that_becomes_slow_is_noted_in_full_at_once() -> None:
     clock: Any = SimpleNamespace(step=1000, usual_step=0.001)
     finite: Any = SimpleNamespace(losses=SimpleNamespace(alarm=0, late=SimpleNamespace(are_usual=False)))
-    short_steps = ShortSteps(clock, StepNotes(), finite)
+    short_steps = ShortSteps(clock, finite)
     assert [short_steps.applies() for clock.step in (1000, 1001, 1002)] == [False, True, True]
     clock.usual_step = 0.08
     assert not short_steps.applies()

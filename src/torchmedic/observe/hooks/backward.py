@@ -42,6 +42,9 @@ class BackwardHooks:
                 return original(*args, **kwargs)  # traced, not run
             if len(args) > 3 and args[3] and step.leaks is not None and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
+            collectives = step.collectives
+            if collectives is not None and collectives.reducing is not None and kwargs.get("accumulate_grad"):
+                collectives.backward_begins()
             roots = args[0] if args else kwargs.get("t_outputs", ())
             is_quick = False
             if fast.on:

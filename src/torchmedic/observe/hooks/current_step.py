@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from math import ceil
 from types import FrameType
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.checkup.watch import Checkup
@@ -31,6 +31,9 @@ from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes
 from torchmedic.source.user_code import user_frame
+
+if TYPE_CHECKING:
+    from torchmedic.observe.ranks.recorder import Recorder
 
 P = ParamSpec("P")
 
@@ -61,11 +64,12 @@ class Step:
         self.finite = finite
         self.rewind = rewind
         self.habits = habits
-        self.short_steps = ShortSteps(clock, notes, finite)
+        self.short_steps = ShortSteps(clock, finite)
         self.curves = TrainingCurves()
         self.checkup: Checkup | None = None
         self.leaks: LeakWatch | None = None
         self.ranks: FactsOfRank | None = None  # in a job of several ranks
+        self.collectives: Recorder | None = None
         self.paused = False  # while a replay runs, which is not training
         self.noting = False
         self.is_sampled_out = False  # this step is not noted in full
@@ -139,9 +143,8 @@ class Step:
 class ShortSteps:
     """Decides which steps are sampled out, and does what is left to do in them."""
 
-    def __init__(self, clock: Clock, notes: StepNotes, finite: FiniteWatch) -> None:
+    def __init__(self, clock: Clock, finite: FiniteWatch) -> None:
         self._clock = clock
-        self._notes = notes
         self._finite = finite
         self._most = _MAX_SHORT_SECONDS
         self.next_full = 0  # the number of a step
@@ -160,9 +163,6 @@ class ShortSteps:
         # What is bad on a late device is noticed a step later: of a step that is sampled out, a big batch is gone then.
         limit = self._most if losses.late.are_usual else _MIN_LONG_SECONDS
         return clock.usual_step < limit and clock.step > _MIN_STEPS and not losses.alarm
-
-    def begin(self) -> None:
-        self._notes.forget()
 
     def backward_begins(self, roots: Any) -> None:
         exceptions.training_goes_on()

@@ -25,9 +25,12 @@ _NO_WITNESS = Witness(0, False)
 class FastSteps:
     """The stretch under way, if there is one. The hooks read `on`; any thread may set it to False."""
 
+    __slots__ = ("_backwards", "_first", "_not_before", "_step", "has_begun", "on", "optimizer", "until", "witness")
+
     def __init__(self, step: Step) -> None:
         self._step = step
         self.on = False
+        self.has_begun = False  # an update, since a scaler was asked for one
         self.until = 0  # the first step that is not fast
         self.optimizer = 0  # the identity of the only optimizer
         self.witness = _NO_WITNESS  # of that optimizer

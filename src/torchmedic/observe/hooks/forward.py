@@ -62,7 +62,7 @@ class ForwardHooks:
         self._hooks: dict[int, Any] = nn_module._global_forward_pre_hooks
         self._asking = _AskedHooks(self._hooks, self._asked)
         self._is_expected = False
-        self._compiled_watched = False
+        self._stance: tuple[Any, Any, Any] | None = None  # the module with `_callback_from_stance`, torch's, and ours
 
     def expect(self) -> None:
         """Notice the next call of a module. Asked every step.
@@ -72,8 +72,10 @@ class ForwardHooks:
         """
         if TracingContext.try_get() is not None:
             return
-        if not self._compiled_watched:
+        if self._stance is None:
             self._watch_compiled()
+        else:
+            self._stance[0]._callback_from_stance = self._stance[2]
         self._is_expected = True
         nn_module._global_forward_pre_hooks = self._asking
 
@@ -81,9 +83,15 @@ class ForwardHooks:
         self._is_expected = False
         nn_module._global_forward_pre_hooks = self._hooks
 
+    def rest(self) -> None:
+        """Notice nothing until a call is expected again. torch asks for the stance several times a step."""
+        self.forget()
+        if self._stance is not None:
+            self._stance[0]._callback_from_stance = self._stance[1]
+
     def remove(self) -> None:
         self.forget()
-        self._compiled_watched = False
+        self._stance = None
 
     def _watch_compiled(self) -> None:
         """See compiled code from outside, where it is entered.
@@ -94,11 +102,12 @@ class ForwardHooks:
         entries = sys.modules.get("torch._dynamo.eval_frame")  # imported with the first optimizer
         if entries is None or not hasattr(entries, "_callback_from_stance"):
             return
-        self._compiled_watched = True
         for code in (*patches.entries, type(self)._note.__code__):  # the latter is that of all contained hooks
             entries.skip_code(code)
+        original = entries._callback_from_stance
         patches.wrap(entries, "_callback_from_stance", self._around_entry)
         entries.skip_code(entries._callback_from_stance.__code__)  # torch 2.6 would compile it
+        self._stance = entries, original, entries._callback_from_stance
 
     def _around_entry(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -42,15 +42,24 @@ class HabitHooks:
     def install(self) -> None:
         from torch.amp.grad_scaler import GradScaler
 
-        self._around(nn.Module, "zero_grad", self._zero_begins, self._zero_ended)
-        self._around(nn.Module, "eval", after=self._evaluated, also_while_listening=True)
+        around, habits = self._around, self._habits
+        around(
+            *(nn.Module, "zero_grad"),
+            lambda frame, module, *_, **__: habits.zero_begins(module, frame),
+            lambda frame, module, *_, **__: habits.zero_ended(module),
+        )
+        around(nn.Module, "eval", None, lambda frame, module: habits.evaluated(module, frame), while_listening=True)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._around(clip_grad, name, self._clip_begins, self._clip_ended)
+            around(clip_grad, name, self._clip_begins, lambda frame, *_, **__: habits.clip_ended())
             assign(nn_utils, name, getattr(clip_grad, name))
-        self._around(GradScaler, "scale", self._scaled)
-        self._around(GradScaler, "unscale_", self._unscale_begins, self._unscale_ended)
-        self._around(GradScaler, "step", self._scaler_steps)
-        self._around(torch.cuda, "empty_cache", self._habits.cache_emptying, self._cache_emptied)
+        around(GradScaler, "scale", lambda frame, scaler, *_, **__: habits.scaled(scaler))
+        around(
+            *(GradScaler, "unscale_"),
+            lambda frame, scaler, optimizer: habits.unscale_begins(optimizer, frame),
+            lambda frame, scaler, optimizer: habits.unscale_ended(optimizer),
+        )
+        around(GradScaler, "step", lambda frame, scaler, optimizer, *_, **__: habits.scaler_steps(optimizer, frame))
+        around(torch.cuda, "empty_cache", habits.cache_emptying, lambda frame: habits.cache_emptied())
         for kind in (LRScheduler, ReduceLROnPlateau):
             replace(kind, "step", NoticedCall(kind.step, self._scheduled))
 
@@ -65,7 +74,7 @@ class HabitHooks:
         before: Callable[..., None] | None = None,
         after: Callable[..., None] | None = None,
         *,
-        also_while_listening: bool = False,
+        while_listening: bool = False,
     ) -> None:
         """Call `before(frame, *arguments)` and `after(frame, *arguments)` around a function of torch's."""
         before = contained("observe.habits")(before) if before is not None else None
@@ -76,7 +85,7 @@ class HabitHooks:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if is_traced() or compiler._is_compiling_flag:
                     return original(*args, **kwargs)
-                hears = not self._sleeps or (also_while_listening and self._habits.listening and not self._step.paused)
+                hears = not self._sleeps or (while_listening and self._habits.listening and not self._step.paused)
                 if hears and before is not None:
                     before(sys._getframe(1), *args, **kwargs)
                 try:
@@ -92,36 +101,9 @@ class HabitHooks:
 
         wrap(owner, name, make)
 
-    def _zero_begins(self, frame: FrameType, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        self._habits.zero_begins(module, frame)
-
-    def _zero_ended(self, frame: FrameType, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        self._habits.zero_ended(module)
-
-    def _evaluated(self, frame: FrameType, module: nn.Module) -> None:
-        self._habits.evaluated(module, frame)
-
     def _clip_begins(self, frame: FrameType, *args: Any, **kwargs: Any) -> None:
         bound = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
         self._habits.clip_begins(bound, frame)
-
-    def _clip_ended(self, frame: FrameType, *args: Any, **kwargs: Any) -> None:
-        self._habits.clip_ended()
-
-    def _scaled(self, frame: FrameType, scaler: Any, *args: Any, **kwargs: Any) -> None:
-        self._habits.scaled(scaler)
-
-    def _scaler_steps(self, frame: FrameType, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        self._habits.scaler_steps(optimizer, frame)
-
-    def _unscale_begins(self, frame: FrameType, scaler: Any, optimizer: Any) -> None:
-        self._habits.unscale_begins(optimizer, frame)
-
-    def _unscale_ended(self, frame: FrameType, scaler: Any, optimizer: Any) -> None:
-        self._habits.unscale_ended(optimizer)
-
-    def _cache_emptied(self, frame: FrameType) -> None:
-        self._habits.cache_emptied()
 
     def _scheduled(self, scheduler: Any, frame: FrameType) -> None:
         is_initial = getattr(scheduler, "_step_count", None) == 0  # the call of its own constructor

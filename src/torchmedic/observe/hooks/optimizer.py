@@ -28,13 +28,12 @@ class OptimizerHooks:
     def __init__(self, step: Step, forward: ForwardHooks) -> None:
         self._step = step
         self._forward = forward
-        self.has_begun = False  # an update, since a scaler was asked for one
         self._handles: list[Any] = []
         self._fast = step.fast
 
     def install(self) -> None:
-        self._handles.append(register_optimizer_step_pre_hook(self._begins))
-        self._handles.append(register_optimizer_step_post_hook(self._ends))
+        self._handles.append(register_optimizer_step_pre_hook(self._on_begin()))
+        self._handles.append(register_optimizer_step_post_hook(self._on_end()))
         wrap(Optimizer, "_patch_step_function", self._around_build)
         wrap(Optimizer, "zero_grad", self._around_zero_grad)
 
@@ -98,44 +97,51 @@ class OptimizerHooks:
             step.opens(user_frame(sys._getframe(1)))  # many loops open with it, and some have no loader
         self._forward.expect()
 
-    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_traced() or compiler._is_compiling_flag:
-            return
-        fast = self._fast
-        if fast.on:
-            step = self._step
-            finite = step.finite
-            if step.clock.step >= fast.until or id(optimizer) != fast.optimizer or kwargs or len(args) > 1:
-                pass  # somebody waits for this step, or it has a closure
-            elif finite.losses.late.held:  # nothing can be known now, and nothing is asked
-                finite.steps += 1
-                self.has_begun = True
-                return
-            elif (callback := containment.step_aside(None)) is not None:
-                containment.step_aside(callback)  # below a compiled function
-            elif not (in_functorch() or dispatch_modes() or function_modes() or is_profiling()):
-                try:
-                    if is_fine(optimizer, fast.witness):
-                        finite.steps += 1
-                        self.has_begun = True
-                        return
-                except Exception as error:
-                    step.numbers_failed(error, sys._getframe())
-            fast.on = False
-        self._note_begin(optimizer, args, kwargs)
+    # Both hooks run in every step, with cold caches: what they need of other objects is looked up once, here.
 
-    def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_traced() or compiler._is_compiling_flag:
-            return
-        fast = self._fast
-        if fast.on:
-            step = self._step
-            clock = step.clock
-            clock.step += 1
-            clock.micro_step = 0
-            step.notes.sequence_number = get_sequence_number()
-            return
-        self.note_end(optimizer, stepped=True)
+    def _on_begin(self) -> Callable[[Any, Any, Any], None]:
+        step, fast, note = self._step, self._fast, self._note_begin
+        clock, finite, late = step.clock, step.finite, step.finite.losses.late
+
+        def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if is_traced() or compiler._is_compiling_flag:
+                return
+            if fast.on:
+                if clock.step >= fast.until or id(optimizer) != fast.optimizer or kwargs or len(args) > 1:
+                    pass  # somebody waits for this step, or it has a closure
+                elif late.held:  # nothing can be known now, and nothing is asked
+                    finite.steps += 1
+                    fast.has_begun = True
+                    return
+                elif (callback := containment.step_aside(None)) is not None:
+                    containment.step_aside(callback)  # below a compiled function
+                elif not (in_functorch() or dispatch_modes() or function_modes() or is_profiling()):
+                    try:
+                        if is_fine(optimizer, fast.witness):
+                            finite.steps += 1
+                            fast.has_begun = True
+                            return
+                    except Exception as error:
+                        step.numbers_failed(error, sys._getframe())
+                fast.on = False
+            note(optimizer, args, kwargs)
+
+        return begins
+
+    def _on_end(self) -> Callable[[Any, Any, Any], None]:
+        fast, clock, notes, note = self._fast, self._step.clock, self._step.notes, self.note_end
+
+        def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if is_traced() or compiler._is_compiling_flag:
+                return
+            if fast.on:
+                clock.step += 1
+                clock.micro_step = 0
+                notes.sequence_number = get_sequence_number()
+            else:
+                note(optimizer, stepped=True)
+
+        return ends
 
     @contained("observe.optimizer")
     def _note_begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -144,7 +150,7 @@ class OptimizerHooks:
             return
         step.fast.leave()
         step.backward_depth = 0
-        self.has_begun = True
+        step.fast.has_begun = True
         step.stepping = optimizer
         frame = sys._getframe(1)
         if step.ranks is not None and step.ranks.begins:
@@ -163,7 +169,7 @@ class OptimizerHooks:
                     if step.clock.step >= step.curves.due and not finite.losses.late.are_usual:
                         step.curves.note(step.clock.step, optimizer, finite)
                     return
-                finite.step_begins(optimizer, frame, step.clock.living_optimizers)
+                finite.step_begins(optimizer, frame, lambda: step.clock.optimizers)
                 if step.clock.step >= step.curves.due or finite.is_rising:
                     step.curves.note(step.clock.step, optimizer, finite)
             except Exception as error:
@@ -197,8 +203,8 @@ class OptimizerHooks:
             step.habits.step_ended(optimizer, stepped=stepped)
         step.is_sampled_out = not step.habits.awake and step.short_steps.applies()
         if step.is_sampled_out:
-            step.short_steps.begin()
-            self._forward.forget()
+            step.notes.forget()
+            self._forward.rest()
             step.fast.begin(optimizer)
             return
         clock.leave()

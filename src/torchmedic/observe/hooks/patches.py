@@ -11,6 +11,7 @@ which is over when the method begins, and the class itself still gives out the o
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from collections.abc import Callable
 from itertools import repeat
@@ -60,6 +61,24 @@ def without_our_frame(error: BaseException) -> None:
     """
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
+
+
+def notice(owner: Any, name: str, before: Callable[..., object]) -> None:
+    """Call `before` with the arguments of each call of a function, two frames below the caller."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                without_our_frame(error)
+                raise
+
+        return call
+
+    wrap(owner, name, around)
 
 
 def take_back() -> None:

@@ -44,7 +44,7 @@ class ScalerHooks:
     def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._optimizers.has_begun = False
+            self._step.fast.has_begun = False
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
             except BaseException as error:
@@ -58,9 +58,9 @@ class ScalerHooks:
     @contained("observe.scaler")
     def _ends(self, scaler: Any, optimizer: Any) -> None:
         """A step that the scaler skips is a step of the loop all the same."""
-        if self._optimizers.has_begun:
+        if self._step.fast.has_begun:
             return
-        self._optimizers.has_begun = True
+        self._step.fast.has_begun = True
         step = self._step
         if step.finite.on and not step.paused:
             step.finite.step_skipped(scaler, optimizer, sys._getframe(1))

@@ -145,8 +145,8 @@ class Batches:
         kind = type(batch)
         is_flat = (kind is list or kind is tuple) and len(batch) <= _MAX_FLAT and set(map(type, batch)) == _ONLY_TENSORS
         tensors = batch if is_flat else tensors_in(batch)
-        self._weak = list(map(_weak_reference, tensors))
-        self.kept = KeptBatch(batch, list(tensors)) if is_kept else None
+        self._weak = weak = list(map(_weak_reference, tensors))
+        self.kept = KeptBatch(batch, tensors, weak if is_flat else None) if is_kept else None
 
     @property
     def indices(self) -> Any:

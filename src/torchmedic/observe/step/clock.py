@@ -68,10 +68,6 @@ class Clock:
     @property
     def optimizers(self) -> list[Any]:
         """The optimizers that live, in the order in which they were built."""
-        return self.living_optimizers()
-
-    def living_optimizers(self) -> list[Any]:
-        """What `optimizers` is: for a caller that seldom asks."""
         return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
 
     def enter(self, phase: int, frame: FrameType | None = None) -> FrameType | None:

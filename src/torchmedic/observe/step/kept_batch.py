@@ -7,6 +7,7 @@ memory: a step that has overwritten the name of its input can still be replayed.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,8 +43,10 @@ class _Items(NamedTuple):
 class KeptBatch:
     """One batch, as the loader yielded it."""
 
-    def __init__(self, batch: Any, tensors: list[torch.Tensor]) -> None:
-        """Keep a batch, in which these are the tensors."""
+    def __init__(
+        self, batch: Any, tensors: Sequence[torch.Tensor], weak: list[weakref.ref[torch.Tensor]] | None = None
+    ) -> None:
+        """Keep a batch, in which these are the tensors; `weak` of a list or tuple of nothing but plain tensors."""
         nbytes = 0
         aliased = True
         on_host = True
@@ -56,7 +59,11 @@ class KeptBatch:
             on_host = on_host and tensor.is_cpu
         self.nbytes = nbytes
         self.on_host = on_host  # all of it
-        self._tree = _kept(batch, aliased and nbytes <= _MAX_ALIASED_BYTES, _MAX_DEPTH)
+        if weak is None or nbytes > _MAX_ALIASED_BYTES:
+            self._tree = _kept(batch, aliased and nbytes <= _MAX_ALIASED_BYTES, _MAX_DEPTH)
+        else:  # what `_kept` does, without a call for each tensor
+            parts = [_new_tuple(_Part, (own, tensor.detach())) for own, tensor in zip(weak, tensors, strict=True)]
+            self._tree = _new_tuple(_Items, (type(batch), None, parts))
 
     @property
     def whole(self) -> Any:
