@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterator
-from types import GeneratorType
-
-import torch
 
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.memory.source.fillers import Filler
@@ -16,10 +12,8 @@ from torchmedic.replay.trace.older_graph import GraphHolder, Import, bindings_of
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.layer_construction import class_nodes
-from torchmedic.source.objects.graph import nodes_behind
-from torchmedic.source.spots import spot_of_frame, spot_of_traced
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, innermost, nodes_in, syntax_tree
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.spots import spot_of_traced
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, innermost, syntax_tree
 
 Carrier = tuple[str, Filler]  # a variable that brings an old graph in, and the statement that gave it its value
 
@@ -40,36 +34,6 @@ def carrier_of(failure: BackwardFailure, imports: Provenance, found: Import, *, 
 
 def _filler(file: str, binding: ast.stmt, *, in_step: bool) -> Filler:
     return Filler(file, binding, getattr(binding, "value", None), in_step)
-
-
-def carrier_in_generator(failure: BackwardFailure, roots: list[torch.Tensor]) -> Carrier | None:
-    """A variable of a suspended generator of the user's that the graph behind some tensors goes through.
-
-    The generator yields a loss and keeps the state that it comes from; no frame on the stack knows of it.
-    """
-    nodes = nodes_behind(roots)
-    for generator in (value for value in gc.get_objects() if type(value) is GeneratorType):
-        frame = generator.gi_frame
-        if frame is None or not is_user_file(frame.f_code.co_filename):
-            continue
-        spot = spot_of_frame(frame)
-        tree = syntax_tree(spot.file)
-        function = innermost(tree, spot.line, FUNCTIONS)
-        for name, value in frame.f_locals.items():
-            if not isinstance(value, torch.Tensor) or value.grad_fn not in nodes or function is None:
-                continue
-            holder = GraphHolder(name, None, False, spot, is_local=True, is_passing=False)
-            for binding in bindings_of(holder, function):
-                if _reads(binding, name):
-                    return name, _filler(spot.file, binding, in_step=True)
-    return None
-
-
-def _reads(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement makes a variable's new value of its old one."""
-    value = getattr(statement, "value", None)
-    names = (node.id for node in nodes_in(value) if isinstance(node, ast.Name))
-    return isinstance(statement, ast.AugAssign) or name in names
 
 
 def _is_passing(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) -> bool:

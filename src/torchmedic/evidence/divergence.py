@@ -20,7 +20,7 @@ _GROWN = 3.0  # times the loss that the same batch has with the weights of befor
 _GROWN_SLOWLY = 1.2  # times that loss, where every update adds to it
 _GROWN_BEYOND_DOUBT = 100.0  # times that loss: no overshoot of a healthy start
 _GROWN_FOR_LONG = 3.0  # times the largest of those losses, where the loss has not come back for many updates
-_GROWN_WEIGHTS = 10.0
+_GROWN_WEIGHTS = 10.0  # times their largest magnitude, or their size as a distance
 _FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from where they were, when a loss is not finite
 _BOUND = 1.1  # times that loss: a course that stays below has not grown
 _OUTLIER = 30.0  # times the usual loss of a batch
@@ -137,7 +137,8 @@ class Divergence:
         Args:
             for_long: Whether the loss has not come back to its level for many updates since.
         """
-        if self.is_falling or _has_risen(self.original, self.still, _GROWN_BEYOND_DOUBT):
+        overflows = not self.original.is_finite and max(self.original.distances) >= _FAR_WEIGHTS
+        if self.is_falling or overflows or _has_risen(self.original, self.still, _GROWN_BEYOND_DOUBT):
             return True
         now, before = self.losses(self.original), self.losses(self.still)
         if for_long and max(map(abs, now)) > _GROWN_FOR_LONG * max(map(abs, before)):
@@ -164,7 +165,8 @@ class Divergence:
         original = self.original
         if _has_risen(original, self.still, factor):
             return True
-        return any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights)  # NaN is not either
+        grown = any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights)  # NaN is not either
+        return grown or max(original.distances) >= _GROWN_WEIGHTS
 
     @property
     def keeps_falling(self) -> bool:
@@ -213,7 +215,10 @@ def _optimizers(trajectory: Trajectory) -> list[Any]:
 def _has_risen(original: Course, still: Course, factor: float) -> bool:
     pairs = zip(original.losses, still.losses, strict=False)
     usual = median(map(abs, still.losses))  # of single items, some have next to no loss
-    return any(math.isfinite(now) and abs(now) > factor * max(abs(before), usual) + 1e-6 for now, before in pairs)
+    # A loss of 0, as of a hinge, is no measure of another one.
+    return any(
+        math.isfinite(now) and abs(now) > factor * (max(abs(before), usual) or 1.0) + 1e-6 for now, before in pairs
+    )
 
 
 def _grows_steadily(now: list[float], before: list[float]) -> bool:

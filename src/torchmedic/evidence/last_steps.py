@@ -59,7 +59,8 @@ def divergences(
         # What happened long ago explains the present only if training was lost then.
         is_of_now = window.reaches_present or (window.is_departure and memory.is_far)
         for_long = memory.is_far and is_of_now
-        if found is not None and ((is_of_now and not beyond_doubt) or found.is_beyond_doubt(for_long=for_long)):
+        is_certain = is_of_now and not beyond_doubt and found is not None and found.trajectory.is_exact
+        if found is not None and (is_certain or found.is_beyond_doubt(for_long=for_long)):
             is_found = True
             yield found, ""
         why = why or reason
@@ -147,7 +148,9 @@ def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | Non
         return None, too_long
     if original is None:
         return None, trajectory.why_not
-    if not trajectory.is_rehearsed and not trajectory.is_faithful(original):
+    if trajectory.is_exact:
+        trajectory.is_exact = trajectory.is_faithful(original)
+    if not trajectory.is_exact and not trajectory.is_rehearsed and not trajectory.is_alike(original):
         then = ", ".join(number(loss) for loss in trajectory.recorded)
         return None, f"the steps did not repeat: {', '.join(map(number, original.losses))} where there was {then}"
     still = trajectory.run(NO_UPDATE)

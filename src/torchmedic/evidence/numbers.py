@@ -23,6 +23,7 @@ from torchmedic.replay.trace.bad_value_origins import Birth, births
 from torchmedic.replay.trace.microscope import Captured, Leaf, Microscope, Op, Spot, Value
 from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.live_frames import Frame, stack_of
+from torchmedic.source.objects.graph import FREED
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.user_code import user_frame
 
@@ -30,7 +31,7 @@ Victim = Literal["loss", "gradient"]
 
 _TIME_LIMIT_SECONDS = 120.0
 _MAX_TRIED = 12  # cures without success that are kept for the report
-_OF_UPDATE = ("rate", "update")  # incidents of several steps or of the optimizer: the step was finite
+OF_UPDATE = ("rate", "update")  # incidents of several steps or of the optimizer: the step was finite
 
 
 class NumbersEvidence:
@@ -87,17 +88,12 @@ class NumbersEvidence:
         user = user_frame(frame)
         noticed = Frame(user, user.f_lasti, user.f_lineno) if user is not None else None
         step, why_not = None, "the step itself was finite"
-        if incident.quantity not in _OF_UPDATE:
+        if incident.quantity not in OF_UPDATE:
             try:
                 step, why_not = from_stack(frame, agent, include_failing=incident.stage == "backward"), ""
             except CannotCut as reason:
                 why_not = str(reason)
         return cls(incident, agent, stack_of(frame), noticed, step, why_not=why_not)
-
-    @property
-    def is_of_update(self) -> bool:
-        """Whether the optimizer made the number, so that no replay of the step shows it."""
-        return self.incident.quantity in _OF_UPDATE
 
     @property
     def step_number(self) -> int:
@@ -121,6 +117,17 @@ class NumbersEvidence:
 
     def replay(self) -> None:
         """Replay the step in the way that repeats it best, and keep to that way."""
+        self._replay_whole()
+        part = self.step.last_part if self.step is not None else None
+        if part is None or self._is_good():
+            return
+        # What the step has put into lists before this function was called is still there.
+        known = dict(vars(self))
+        self.step = part
+        if not self.replay_once() or not self._is_good():
+            vars(self).update(known)
+
+    def _replay_whole(self) -> None:
         if self.step is None:
             return
         runner = self.step.runner
@@ -197,8 +204,6 @@ class NumbersEvidence:
             self.weights.put_back()
             self.weights = None
 
-    # What the replay shows
-
     def _is_good(self) -> bool:
         """Whether the replay was the step, as far as can be told, and shows where the bad value was born."""
         if not self.births or self.faithful is False or self.played is None:
@@ -208,19 +213,16 @@ class NumbersEvidence:
         return leaf is None or storage_of(leaf.tensor) not in taken
 
     def _is_expected(self, error: BaseException) -> bool:
-        return False
+        """Whether backward met a graph from before the step, which the step itself has freed: the loss is there."""
+        return self.incident.quantity == "loss" and FREED in str(error)
 
     def _is_faithful(self, played: ReplayResult) -> bool | None:
         loss = self.incident.loss
         roots = [root for root in played.roots if root.numel() == 1]
-        if loss is None or not roots or self._is_scaled:
+        if loss is None or not roots or self.agent.finite.losses.is_scaled:
             return None
         value = float(roots[-1].detach().item())
         return value == loss or (math.isnan(value) and math.isnan(loss))
-
-    @property
-    def _is_scaled(self) -> bool:
-        return bool(self.agent.finite.losses.is_scaled)
 
     def _find_targets(self, scope: Microscope, played: ReplayResult) -> list[tuple[Victim, list[Value]]]:
         """Where bad values are looked for: in the loss, else in the gradients."""
@@ -236,8 +238,6 @@ class NumbersEvidence:
             if found := births(scope, values):
                 return victim, found
         return "loss", []
-
-    # The origin
 
     @property
     def birth(self) -> Birth | None:
@@ -280,7 +280,7 @@ class NumbersEvidence:
         spot, step = spot or self.spot, self.trial_step
         if spot is None or step is None or time.monotonic() > self.deadline:
             return None
-        is_known = not self.loss_is_bad and not self._is_scaled and self.has_own_weights
+        is_known = not self.loss_is_bad and not self.agent.finite.losses.is_scaled and self.has_own_weights
         loss = self.incident.loss if is_known else None
         verdict = attempt(step, Edit(spot, text), close_loss=loss, same_values=same_values)
         if not verdict.passed and verdict.patch and len(self.tried) < _MAX_TRIED:

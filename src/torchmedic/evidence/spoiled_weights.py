@@ -7,7 +7,7 @@ import time
 from types import FrameType
 
 from torchmedic.detect.failures.nonfinite import NonFinite, of_call
-from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.evidence.numbers import OF_UPDATE, NumbersEvidence
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.replay.step.earlier_step import earlier_step
@@ -27,7 +27,7 @@ def trace_back(evidence: NumbersEvidence, frame: FrameType | None) -> NumbersEvi
         Evidence on the earlier call, replayed; `evidence` itself if no earlier call shows the origin. The weights may
         be exchanged for other ones until `restore_weights` is called.
     """
-    if evidence.is_of_update:
+    if evidence.incident.quantity in OF_UPDATE:  # the optimizer made the number: no replay of the step shows it
         return evidence
     if _are_spoiled(evidence):
         found = _find_spoiling_step(evidence, frame)

@@ -151,7 +151,7 @@ def made_at(
         if isinstance(held, list | tuple) and isinstance(batch, list | tuple) and len(held) == len(batch):
             position = next((at for at, part in enumerate(batch) if _is_same(part, tensor)), None)
             if position is not None:
-                maker = maker_of(evidence.frames, held[position], [])
+                maker = maker_of(evidence.frames, held[position])
                 if maker is not None:
                     return _located(maker, label, written=written)
     for dataset in datasets:
@@ -161,7 +161,7 @@ def made_at(
     line = _line_in_loading(evidence, unit, tensor, row or 0)
     if line is not None:
         return place("cause", line.file, line.line, label)
-    maker = maker_of(evidence.frames, tensor, datasets)
+    maker = maker_of(evidence.frames, tensor)
     return _located(maker, label, written=written) if maker is not None else None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import weakref
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from torchmedic.observe.budget import Budget
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, KeptBackwards, given_back, kept
+from torchmedic.observe.numbers.losses import Losses
+from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
@@ -52,6 +56,27 @@ def test_a_tensor_that_was_written_to_since_is_not_given_back() -> None:
     held = kept((tensor, 3))
     tensor.add_(1)
     assert given_back(held) is GONE
+
+
+@pytest.mark.parametrize(
+    ("losses", "before", "expected"),
+    [
+        ([1.0, 2.0], "old", None),  # whatever was bad, the script has dropped it
+        ([1.0, math.nan, math.inf], "old", 1),
+        ([math.nan, 1.0, math.nan], None, 2),
+        ([math.nan, math.nan], None, 0),
+        ([math.nan, math.nan], "old", "old"),  # it has gone on since then
+    ],
+)
+def test_losses_that_are_read_together_tell_where_the_bad_ones_began(
+    losses: list[float], before: Any, expected: Any
+) -> None:
+    found = Losses(cast(KeptBackwards, None), cast(StepMemory, None), lambda what: None)
+    found.bad_call = before
+    calls = [cast(KeptBackward, SimpleNamespace(loss=None)) for _ in losses]
+    found._take_held(losses, calls, "line")
+    assert found.bad_call is (calls[expected] if isinstance(expected, int) else expected)
+    assert repr([call.loss for call in calls]) == repr(losses) == repr(list(found.trends["line"]))
 
 
 def test_no_graph_is_kept() -> None:

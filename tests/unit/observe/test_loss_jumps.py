@@ -19,7 +19,7 @@ def _optimizer(dead: int) -> torch.optim.SGD:
 def _has_killed(jumps: LossJumps, optimizer: torch.optim.SGD) -> list[bool]:
     found = []
     while jumps.updates_left:
-        found.append(jumps.has_killed(optimizer, is_readable=True))
+        found.append(jumps.has_killed(optimizer, loss=1.0, is_readable=True))
     return found
 
 
@@ -47,3 +47,11 @@ def test_only_some_jumps_are_followed() -> None:
         _has_killed(jumps, _optimizer(0))
     jumps.note(50.0, 1.0, list)
     assert jumps.updates_left == 0
+
+
+def test_a_loss_of_zero_has_no_gradient_and_nothing_is_dead() -> None:
+    jumps = LossJumps()
+    jumps.note(1e5, 1.0, list)
+    for _ in range(40):
+        assert not jumps.has_killed(_optimizer(2), loss=0.0, is_readable=True)
+    assert jumps.has_killed(_optimizer(2), loss=1.0, is_readable=True)

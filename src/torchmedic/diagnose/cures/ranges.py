@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,8 @@ from torchmedic.source.lookup.layers import layer_built_at
 from torchmedic.source.lookup.origins import user_argument
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.spots import spot_of_node
+
+_ROWS = frozenset({"num_embeddings", "out_features", "out_channels"})  # arguments that are the first size of a weight
 
 
 class RangeCures:
@@ -89,7 +92,7 @@ class RangeCures:
             safety="changes-training",
             proven=True,
             result=describe(played),
-            patch=_patched(built, functools.partial(_with_number, now=now, wanted=wanted)),
+            patch=_patched(built, functools.partial(_with_number, layer=type(layer), now=now, wanted=wanted)),
         )
 
     def _equal_argument(self, value: Any) -> tuple[Frame, Argument] | None:
@@ -197,12 +200,14 @@ def _with_keyword(text: str, node: ast.Call, name: str, value: Any) -> str:
     return f"{inner}{'' if inner.endswith(('(', ',')) else ', '}{name}={value!r})"
 
 
-def _with_number(text: str, node: ast.Call, now: int, wanted: int) -> str | None:
-    """The one argument that is this number, replaced."""
-    given = [*node.args, *(keyword.value for keyword in node.keywords)]
-    numbers = [part for part in given if isinstance(part, ast.Constant) and part.value == now]
-    if len(numbers) != 1 or numbers[0].lineno != node.lineno:
+def _with_number(text: str, node: ast.Call, layer: type, now: int, wanted: int) -> str | None:
+    """The argument of a layer that says how many rows its weight has, replaced where it is this number."""
+    names = list(inspect.signature(layer).parameters)
+    name = next((each for each in names if each in _ROWS), "")
+    given = [*zip(names, node.args, strict=False), *((word.arg, word.value) for word in node.keywords)]
+    number = next((value for each, value in given if each == name), None)
+    if not isinstance(number, ast.Constant) or number.value != now or number.lineno != node.lineno:
         return None
-    start = numbers[0].col_offset - node.col_offset
+    start = number.col_offset - node.col_offset
     data = text.encode()
     return (data[:start] + str(wanted).encode() + data[start + len(str(now)) :]).decode()

@@ -11,7 +11,7 @@ from torchmedic.evidence.leaks.grown_memory import GrownMemory
 from torchmedic.evidence.leaks.keys import counts, is_bounded, is_by_identity, key_of, never_returns
 from torchmedic.evidence.leaks.lifetimes import Lifetime, is_last_line, may_be_given_up
 from torchmedic.evidence.leaks.source.holder_names import HolderName
-from torchmedic.evidence.leaks.source.sites import Site, Traffic
+from torchmedic.evidence.leaks.source.sites import Site, Traffic, given_by_caller
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops
 from torchmedic.observe.heap.walk import Held
@@ -55,6 +55,11 @@ class LeakEvidence(GrownMemory):
             return node_location(role, self.put.file, self.put.node, label)
         frame = self._frames[0] if self._frames else None
         return place(role, frame.f_code.co_filename, frame.f_lineno, "training is here") if frame is not None else None
+
+    @functools.cached_property
+    def giver(self) -> Site | None:
+        """The only call that gives a helper what it stores, where the line that fills the holder is in a helper."""
+        return given_by_caller(self.put, self._files) if self.put is not None else None
 
     def at_call(self, role: Role, where: Place, method: str, label: str) -> Location:
         """The call of a method on a line, or the whole line."""

@@ -180,20 +180,20 @@ class KeptBackwards:
         for _ in range(_MAX_FRAMES):
             if at is None or len(points) == _MAX_POINTS:
                 break
-            code = at.f_code
-            noted = forward.get(id(at))
+            code, noted = at.f_code, forward.get(id(at))
             is_noted = noted is not None and noted[0] is code and not code.co_filename.startswith(_TORCH)
             # A frame that runs the same call in both passes and is the innermost is another one at the same address.
             if noted is not None and is_noted and (points or noted[1] != at.f_lasti):
                 points.append(self._point(at, noted[1], len(points) < _MAX_POINTS_WITH_VALUES))
             at = at.f_back
+        user = user_frame(caller)
         if not points:
-            user = user_frame(caller)
-        else:  # the forward pass that was noted may be another one, from further outside: an agent acts, then learns
-            user = caller if caller.f_code not in [point.code for point in points] else None
-            user = user if user is not None and user is user_frame(user) and self._makes_loss(user) else None
-        if user is not None:
-            points.insert(0, self._point(user, None, True))
+            while user is not None and len(points) < _MAX_POINTS_WITH_VALUES:
+                points.append(self._point(user, None, True))
+                user = user_frame(user.f_back)
+        elif caller is user and caller.f_code not in [each.code for each in points]:
+            # The forward pass that was noted may be another one, from further outside: an agent acts, then learns.
+            points[:0] = [self._point(caller, None, True)] if self._makes_loss(caller) else []
         has_names = any(self._names_at(point) for point in points[:_MAX_POINTS_WITH_VALUES])
         self._place, self._same = (None if has_names or sys.gettrace() is not None else place), points
         return points

@@ -32,7 +32,6 @@ class Read(NamedTuple):
     key: Any
     loss: float
     call: KeptBackward
-    was_held: bool
 
 
 class LateLosses:
@@ -42,6 +41,7 @@ class LateLosses:
         self._pasts = kept_backwards
         self._coming: list[Coming] = []
         self.are_usual = False  # losses of this run are read late
+        self.place: tuple[int, torch.dtype] | None = None  # the index of their device, and their type
         self._places: dict[tuple[int, torch.dtype], tuple[torch.Tensor, Any]] = {}
         self._place = 0
         self.held: list[tuple[torch.Tensor, KeptBackward]] = []  # still on the device
@@ -55,6 +55,7 @@ class LateLosses:
     def copy(self, root: torch.Tensor, kind: str, key: Any, frame: FrameType, update: int) -> KeptBackward | None:
         """Have a loss copied; None where the device may not be used now."""
         self.are_usual = True
+        self.place = (root.get_device(), root.dtype)
         device = async_devices.devices[kind]
         if not device.may_work():
             return None
@@ -76,21 +77,27 @@ class LateLosses:
 
     def hold(self, root: torch.Tensor, step: int, update: int) -> None:
         """Keep a loss on its device, for now."""
-        self.held.append((root.detach(), self._pasts.record_sampled_out(step, update)))
-        if len(self.held) >= _MAX_HELD:
+        held = self.held
+        held.append((root.detach(), self._pasts.record_sampled_out(step, update)))
+        if len(held) >= _MAX_HELD:
             self._copy_held()
 
     def _copy_held(self) -> None:
         held, self.held = self.held, []
         first = held[0][0]
         device = async_devices.devices.get(first.device.type)
-        held = [(loss, call) for loss, call in held if loss.device == first.device and loss.dtype is first.dtype]
+        index, dtype = first.get_device(), first.dtype
+        held = [each for each in held if each[0].get_device() == index and each[0].dtype is dtype]
         if device is None or not device.may_work():
             return
-        if self._many is None or self._many[0].dtype is not first.dtype:
-            self._many = device.places(_MAX_HELD, first.dtype)
-        losses = [loss if loss.dim() == 0 else loss.reshape(()) for loss, _ in held]
-        device.arrange_many(*self._many, torch.stack(losses))
+        if self._many is None or self._many[0].dtype is not dtype:
+            self._many = device.places(_MAX_HELD, dtype)
+        losses = [loss for loss, _ in held]
+        try:
+            values = torch.stack(losses)
+        except RuntimeError:  # some have no dimension, and some have one
+            values = torch.stack([loss.reshape(()) for loss in losses])
+        device.arrange_many(*self._many, values.reshape(-1))
         self._together = [call for _, call in held]
 
     def forget(self) -> None:
@@ -98,13 +105,13 @@ class LateLosses:
         self._coming.clear()
 
     def arrived(self) -> list[Read]:
-        """All losses that are being copied, in order. The copies began before backward, so waiting is short."""
+        """All losses that are being copied one by one, in order. The copies began before backward: waiting is short."""
         coming, self._coming = self._coming, []
         if not coming:
             return []
         if not coming[-1].event.query():
             coming[-1].event.synchronize()
-        return [*self._arrived_together(coming[0].key), *map(_read, coming)]
+        return [_read(each) for each in coming]
 
     def first_arrived(self) -> Read | None:
         """The oldest loss that is being copied, if it has arrived."""
@@ -112,13 +119,12 @@ class LateLosses:
             return None
         return _read(self._coming.pop(0))
 
-    def _arrived_together(self, key: Any) -> list[Read]:
-        """The batched losses; a later copy has finished, so theirs has too."""
+    def arrived_together(self) -> tuple[list[float], list[KeptBackward]]:
+        """The losses that were held, each with its call. Asked when a later copy has finished, so theirs has too."""
         calls, self._together = self._together, []
         if not calls or self._many is None:
-            return []
-        losses = self._many[0][: len(calls)].tolist()
-        return [Read(key, loss, call, True) for loss, call in zip(losses, calls, strict=True)]
+            return [], []
+        return self._many[0][: len(calls)].tolist(), calls
 
     def belongings(self) -> Any:
         """What must not be freed once the device is dead."""
@@ -126,4 +132,4 @@ class LateLosses:
 
 
 def _read(coming: Coming) -> Read:
-    return Read(coming.key, float(coming.host.item()), coming.call, False)
+    return Read(coming.key, float(coming.host.item()), coming.call)

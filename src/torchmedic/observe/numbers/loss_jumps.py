@@ -40,15 +40,19 @@ class LossJumps:
             self.updates_left = _UPDATES_AFTER_JUMP
             self.windows = departure()
 
-    def has_killed(self, optimizer: Any, *, is_readable: bool) -> bool:
+    def has_killed(self, optimizer: Any, loss: float | None, *, is_readable: bool) -> bool:
         """Whether it is time to look, and no gradient reaches matrices of an optimizer.
 
         Args:
             optimizer: Is about to step.
+            loss: The present one: a hinge that is 0 has no gradient, and nothing is dead.
             is_readable: Whether its gradients can be read without waiting.
         """
         self.updates_left -= 1
         if self.updates_left:
+            return False
+        if loss == 0:
+            self.updates_left = 1  # the next update is asked
             return False
         matrices = [tensor.grad for tensor in parameters_of(optimizer) if tensor.dim() > 1] if is_readable else []
         dead = sum(gradient is not None and not bool(gradient.any()) for gradient in matrices)

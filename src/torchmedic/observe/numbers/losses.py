@@ -32,13 +32,13 @@ _Tensor = torch.Tensor
 class LossTrends(dict[Any, deque[float]]):
     """The last losses by the line that calls backward: whether training was diverging before it broke."""
 
-    def note(self, loss: float, key: Any) -> None:
+    def note(self, losses: Sequence[float], key: Any) -> None:
         known = self.get(key)
         if known is None:
             if len(self) >= _MAX_TRENDS:
                 return
             known = self[key] = deque(maxlen=_TREND_STEPS)
-        known.append(loss)
+        known.extend(losses)
 
 
 class Losses:
@@ -167,13 +167,13 @@ class Losses:
         root = roots[0]
         if type(root) is not _Tensor or root.numel() != 1:
             return False
-        kind = "cpu" if root.is_cpu else root.device.type
-        if kind in async_devices.devices:
-            if not root.is_floating_point():
-                return False
-            self.late.hold(root, step, update)
+        late = self.late
+        if (root.get_device(), root.dtype) == late.place:
+            late.hold(root, step, update)
+        elif not root.is_cpu or "cpu" in async_devices.devices:
+            return False
         else:
-            loss = root.item() if kind == "cpu" else None
+            loss = root.item()
             trend = self.trends.get(self.key)
             if trend is None or type(loss) is not float or not -self.ceiling < loss < self.ceiling:
                 self.alarm = _NOTED_AFTER_ALARM
@@ -190,30 +190,41 @@ class Losses:
             unscaled = self._unscaled
             is_scaled = unscaled is not None and unscaled[0]() is root
             loss = unscaled[1] if unscaled is not None and is_scaled else float(root.item())
-            self._note(loss, self.key)
+            self._note([loss], self.key)
             self.last_is_bad |= not isfinite(loss)
         self.bad += self.last_is_bad
 
-    def _note(self, loss: float, key: Any) -> None:
-        self.last.append(loss)
-        self.trends.note(loss, key)
+    def _note(self, losses: Sequence[float], key: Any) -> None:
+        self.last += losses
+        self.trends.note(losses, key)
 
     def arrived(self) -> None:
         """Read the losses that were copied."""
         arrived = self.late.arrived()
         self.is_good = True
+        if arrived:
+            self._take_held(*self.late.arrived_together(), arrived[0].key)
         for read in arrived:
             self.take(read)
 
+    def _take_held(self, losses: list[float], calls: list[KeptBackward], key: Any) -> None:
+        """Note losses that were read together, in the order in which they were made."""
+        self._note(losses, key)
+        for call, loss in zip(calls, losses, strict=True):
+            call.loss = loss
+        # What counts is where the bad ones began that go on to the present; others were dropped by the script.
+        last_good = next((place for place in reversed(range(len(losses))) if isfinite(losses[place])), None)
+        if last_good is not None:
+            self.bad_call = None
+        first_bad = 0 if last_good is None else last_good + 1
+        if first_bad < len(calls):
+            self.bad_call = self.bad_call or calls[first_bad]
+
     def take(self, read: Read) -> None:
         """Note a loss that has arrived from its device."""
-        self._note(read.loss, read.key)
+        self._note([read.loss], read.key)
         read.call.loss = read.loss
         is_bad_loss = not isfinite(read.loss)
-        if read.was_held:
-            # What counts is where the bad ones began that go on to the present; others were dropped by the script.
-            self.bad_call = (self.bad_call or read.call) if is_bad_loss else None
-            return
         self.last_is_bad = is_bad_loss
         if is_bad_loss:
             self.bad += 1

@@ -174,7 +174,7 @@ class StepMemory:
             loss: The last one, where it is known.
         """
         rises = self._note(place, loss)
-        if self._jumps.updates_left and self._jumps.has_killed(optimizer, is_readable=not self.is_late):
+        if self._jumps.updates_left and self._jumps.has_killed(optimizer, loss, is_readable=not self.is_late):
             self.is_far, self._pinned = True, self._jumps.windows
         if not self.is_open:
             return

@@ -20,41 +20,75 @@ from torchmedic.observe.context import Notes
 def preserved(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """RNG, buffers, gradients and modes of the modules are the same after the block as before it."""
     modules = list(modules)
-    tensors = {id(tensor): tensor for tensor in parameters}
-    tensors |= {id(tensor): tensor for module in modules for tensor in module.parameters()}
-    rng = _rng_states()
-    gradients = [(tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf]
+    tensors = [*parameters, *(tensor for module in modules for tensor in module.parameters())]
     buffers = [
         (tensor, tensor.detach().clone())
         for module in modules
         for tensor in module.buffers()
         if tensor.layout is torch.strided
     ]
-    training = [(child, child.training) for module in modules for child in module.modules()]
-    versions = [(tensor, tensor._version) for tensor in tensors.values() if not tensor.is_inference()]
-    plain = [(child, dict(child.__dict__)) for module in modules for child in module.modules()]
+    with same_random_numbers(), same_tensors(tensors) as leaves, same_modules(modules):
+        try:
+            for tensor in leaves:
+                # What is there may already hold the result of the step that is replayed, so it starts from zero.
+                if tensor.grad is not None:
+                    tensor.grad = torch.zeros_like(tensor.grad).detach()
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in buffers:
+                    _put_back(tensor, value)
+
+
+@contextlib.contextmanager
+def same_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Put back which gradients tensors have, and their versions; yields the leaves among them."""
+    known = {id(tensor): tensor for tensor in tensors}.values()
+    gradients = [(tensor, tensor.grad) for tensor in known if tensor.is_leaf]
+    versions = [(tensor, tensor._version) for tensor in known if not tensor.is_inference()]
     try:
-        for tensor, gradient in gradients:
-            # What is there may already hold the result of the step that is replayed, so it starts from zero.
-            tensor.grad = None if gradient is None else torch.zeros_like(gradient).detach()
-        yield
+        yield [tensor for tensor, _ in gradients]
     finally:
         for tensor, gradient in gradients:
             tensor.grad = gradient
-        with torch.no_grad():
-            for tensor, value in buffers:
-                _put_back(tensor, value)
-        for child, mode in training:
-            child.training = mode
-        for child, attributes in plain:
-            # Counters and cached tensors that a forward pass leaves on its module.
-            child.__dict__.clear()
-            child.__dict__.update(attributes)
         for tensor, version in versions:
             # The real step may still go back through a graph that has saved this weight.
             if tensor._version != version:
                 set_version(tensor, version)
-        _restore_rng(rng)
+
+
+@contextlib.contextmanager
+def same_modules(roots: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put back the attributes, parameters and buffers of modules, such as counters that a forward pass leaves."""
+    children = {id(child): child for root in roots for child in root.modules()}.values()
+    tables: list[dict[str, Any]] = [child.__dict__ for child in children]
+    held = (child.__dict__.get(name) for child in children for name in ("_parameters", "_buffers"))
+    tables += [table for table in held if isinstance(table, dict)]  # those of compiled scripts are of another kind
+    before = [dict(table) for table in tables]
+    modes = [(child, child.training) for child in children]
+    try:
+        yield
+    finally:
+        for table, content in zip(tables, before, strict=True):
+            table.clear()
+            table.update(content)
+        for child, mode in modes:
+            child.training = mode
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute until the end of the block."""
+    missing = object()
+    before = vars(owner).get(name, missing)  # `getattr` would ask a hook's descriptor, which gives torch's own
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is missing:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
@@ -73,24 +107,22 @@ def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
         set_version(tensor, version)
 
 
-def _rng_states() -> tuple[Any, ...]:
+@contextlib.contextmanager
+def same_random_numbers(*, on_device: bool = True) -> Iterator[None]:
+    """Put back the random numbers of Python, NumPy and torch; without `on_device`, no device is asked for its own."""
     numpy = sys.modules.get("numpy")
-    return (
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        random.getstate(),
-        numpy.random.get_state() if numpy is not None else None,
-    )
-
-
-def _restore_rng(states: tuple[Any, ...]) -> None:
-    cpu, devices, python, numpy_state = states
-    torch.set_rng_state(cpu)
-    if devices:
-        torch.cuda.set_rng_state_all(devices)
-    random.setstate(python)
-    if numpy_state is not None:
-        sys.modules["numpy"].random.set_state(numpy_state)
+    host, python = torch.get_rng_state(), random.getstate()
+    devices = torch.cuda.get_rng_state_all() if on_device and torch.cuda.is_initialized() else []
+    drawn = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(host)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(drawn)
 
 
 def rewind_rng(notes: Notes) -> None:

@@ -132,7 +132,7 @@ class EarlierStepRunner(Runner):
     def freeze_data(self) -> bool:
         """Take over the data of the step in place of making it again; False where none of it was kept."""
         made = self.play(keep_graphs=False, backward=False).made_data
-        last = {name: start_of(statement) for statement in self.segment.statements for name in _bound(statement)}
+        last = self._last_bound()
         self.frozen = {
             start_of(statement)
             for statement in self.segment.statements
@@ -145,15 +145,27 @@ class EarlierStepRunner(Runner):
     def freeze_readers(self, lost: set[str]) -> bool:
         """Do without some variables: take over what was made of them. False where that was not kept."""
         frozen = set()
+        last = self._last_bound()
+        unknown = set(lost)  # names that do not hold what the next statement would read
         for statement in self.segment.statements:
             written = _bound(statement)
-            if lost.isdisjoint(names_read(statement)) and not (written and written <= lost):
+            if unknown.isdisjoint(names_read(statement)) and not (written and written <= lost):
+                unknown -= written
                 continue
             if not written <= self._then.keys() | lost or not written:
                 return False
+            if any(tensor.requires_grad for name in written for tensor in tensors_in(self._then.get(name))):
+                return False  # computed with weights
             frozen.add(start_of(statement))
+            # What was kept of a variable is what the last statement that binds it gave.
+            later = {name for name in written if last[name] != start_of(statement)}
+            unknown = (unknown - written) | later | (written & lost)
         self.frozen = frozen
         return True
+
+    def _last_bound(self) -> dict[str, tuple[int, int]]:
+        """The last statement that binds each name, by its start."""
+        return {name: start_of(statement) for statement in self.segment.statements for name in _bound(statement)}
 
     def _frozen_results(self, statement: ast.stmt) -> dict[str, Any]:
         return {name: self._then[name] for name in names_written(statement) if name in self._then}
@@ -162,9 +174,9 @@ class EarlierStepRunner(Runner):
         """The variables as the step began with them: those that it does not change, and its counters."""
         found = {name: value for name, value in self._then.items() if name not in changed}
         for name in changed & self._then.keys():
-            added = _added(self.segment.statements, name, self._at)
-            if added is not None and type(self._then[name]) in (int, float):
-                found[name] = self._then[name] - added
+            added, value = _added(self.segment.statements, name, self._at), self._then[name]
+            if added == 0 or (added is not None and type(value) in (int, float)):
+                found[name] = value - added if added else value
         return found
 
     def _count_call(self, module: Any, args: Any) -> None:
@@ -210,7 +222,9 @@ def _added(statements: list[ast.stmt], name: str, line: int) -> float | None:
     """What `name += 1` and the like have added before a line; None where the name is changed in another way."""
     total = 0
     for statement in statements:
-        if statement.lineno >= line or name not in names_written(statement):
+        # A branch that has set a name, as `if at == end: state = None`, does so again.
+        end = statement.lineno if hasattr(statement, "body") else statement.end_lineno or statement.lineno
+        if end >= line or isinstance(statement, ast.If) or name not in names_written(statement):
             continue
         match statement:
             case ast.AugAssign(op=ast.Add(), value=ast.Constant(value=int() as added)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
-from torchmedic.replay.isolation.torch_state import set_version
+from torchmedic.replay.isolation.torch_state import replaced, set_version
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.trace.microscope import written_by
 from torchmedic.replay.trace.operations import Geometry, geometry_of, storage_of
@@ -72,21 +71,21 @@ def no_side_effects(
     scheduler = __import__("torch.optim.lr_scheduler", fromlist=["*"]).LRScheduler
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_attribute(torch.autograd, "_engine_run_backward", run_backward))
-        stack.enter_context(_attribute(_BaseDataLoaderIter, "__next__", next_batch))
-        stack.enter_context(_attribute(DataLoader, "__iter__", iterate))
-        stack.enter_context(_attribute(scheduler, "step", lambda *args, **kwargs: None))
-        stack.enter_context(_attribute(torch, "save", lambda *args, **kwargs: None))
+        stack.enter_context(replaced(torch.autograd, "_engine_run_backward", run_backward))
+        stack.enter_context(replaced(_BaseDataLoaderIter, "__next__", next_batch))
+        stack.enter_context(replaced(DataLoader, "__iter__", iterate))
+        stack.enter_context(replaced(scheduler, "step", lambda *args, **kwargs: None))
+        stack.enter_context(replaced(torch, "save", lambda *args, **kwargs: None))
         # Other ranks are not in this replay, and would be waited for.
         for wrapper in (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel):
-            stack.enter_context(_attribute(wrapper, "forward", unwrapped))
-        stack.enter_context(_attribute(GradScaler, "step", lambda scaler, optimizer, *args, **kwargs: optimizer.step()))
-        stack.enter_context(_attribute(GradScaler, "update", lambda *args, **kwargs: None))
-        stack.enter_context(_attribute(GradScaler, "unscale_", lambda *args, **kwargs: None))
+            stack.enter_context(replaced(wrapper, "forward", unwrapped))
+        stack.enter_context(replaced(GradScaler, "step", lambda scaler, optimizer, *args, **kwargs: optimizer.step()))
+        stack.enter_context(replaced(GradScaler, "update", lambda *args, **kwargs: None))
+        stack.enter_context(replaced(GradScaler, "unscale_", lambda *args, **kwargs: None))
         with contextlib.suppress(AttributeError, RuntimeError):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for optimizer in optimizers:
-            stack.enter_context(instance_attribute(optimizer, "step", _touch(optimizer, played)))
+            stack.enter_context(replaced(optimizer, "step", _touch(optimizer, played)))
         yield
 
 
@@ -136,29 +135,6 @@ def _touch(optimizer: Any, played: ReplayResult) -> Callable[..., Any]:
         return loss
 
     return step
-
-
-@contextlib.contextmanager
-def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = inspect.getattr_static(owner, name)  # `getattr` would ask a hook's descriptor, which gives torch's own
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextlib.contextmanager
-def instance_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            vars(owner).pop(name, None)
-        else:
-            setattr(owner, name, before)
 
 
 class RestoreWrites(TorchDispatchMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
@@ -12,7 +13,7 @@ from torchmedic.observe.context import StepContext
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.source.live_frames import Stack, frames_of_traceback, point_of, stack_at, stack_of_traceback
-from torchmedic.source.segment.cut import CannotCut, Segment, cut, turn_around
+from torchmedic.source.segment.cut import CannotCut, Segment, cut, loops_around, turn_around
 from torchmedic.source.syntax import is_module, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
@@ -32,6 +33,7 @@ class Step:
         self.frame = frame
         self.segment = runner.segment
         self.runner = runner
+        self.last_part: Step | None = None  # what the innermost function does, where a caller of it began the step
         self._recut = recut
 
     def run_by(self, runner: Runner) -> Step:
@@ -80,7 +82,13 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def from_stack(frame: FrameType | None, agent: StepContext, *, include_failing: bool) -> Step:
     """The step that is running now, seen from inside a hook."""
-    return _step(stack_at(frame), agent, include_failing)
+    stack = stack_at(frame)
+    step = _step(stack, agent, include_failing)
+    inner = next((each for each in stack if is_user_file(each[0].f_code.co_filename)), None)
+    if inner is not None and inner[0] is not step.frame:
+        with contextlib.suppress(CannotCut):
+            step.last_part = _cut(inner[0], inner[1:], None, agent, include_failing)
+    return step
 
 
 def from_traceback(
@@ -93,7 +101,7 @@ def from_traceback(
         agent: What was noted of the step.
         within: The frame of torch's that the step was in, where user code below it (a hook, the backward of a custom
             Function) is no part of the step's own statements.
-        outwards: How many loops to go out of.
+        outwards: How many loops to go out of: those of the step's own function, then those of its callers.
     """
     stack = stack_of_traceback(tb, within)
     if not stack:
@@ -139,10 +147,19 @@ def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int
     notes = agent.notes
     # A lambda or comprehension is a part of a statement of the frame around it.
     stack = [each for each in stack if is_module(each[0].f_code) or each[0].f_code.co_name[0] != "<"]
-    for frame, line, column in stack:
+    is_caller = False
+    for number, (frame, line, column) in enumerate(stack):
         noted = notes.forward.get(id(frame))
         if noted is not None and noted[0] is frame.f_code:
-            return _cut(frame, (line, column), noted[1], agent, include_failing, outwards=outwards)
+            loops = loops_around(frame, line)
+            if is_caller and not loops and not any(loops_around(outer, at) for outer, at, _ in stack[number:]):
+                break  # to run a caller from its beginning would be to train again
+            if outwards <= loops or is_module(frame.f_code):
+                return _cut(frame, (line, column), noted[1], agent, include_failing, outwards=outwards)
+            outwards -= loops + 1
+            is_caller = True
+    if is_caller:
+        raise CannotCut("no loop is left to go out of")
     # No module was called: a functional model. The user's innermost frame does both.
     for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):

@@ -54,7 +54,13 @@ def births(scope: Microscope, targets: Iterable[Value]) -> list[Birth]:
         elif math.isinf(value):
             for birth in _follow(scope, target, math.isinf, "inf"):
                 found.setdefault(birth.key, birth)
-    return sorted((_in_forward(scope, birth) for birth in found.values()), key=lambda birth: birth.number)
+    return sorted((_in_forward(scope, birth) for birth in found.values()), key=lambda birth: _time_of(scope, birth))
+
+
+def _time_of(scope: Microscope, birth: Birth) -> int:
+    """The number of the operation; for a tensor that `torch.tensor` made in the step, that of the first reader."""
+    leaf = birth.leaf
+    return leaf.reader if leaf is not None and scope.ops[leaf.reader].name == "lift_fresh" else birth.number
 
 
 def _in_forward(scope: Microscope, birth: Birth) -> Birth:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from torchmedic.replay.isolation.torch_state import replaced
 from torchmedic.replay.step.runner import SegmentEnd
-from torchmedic.replay.step.side_effects import instance_attribute
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trajectory.change import Gradients
 from torchmedic.replay.trajectory.units import Unit
@@ -19,12 +19,8 @@ from torchmedic.replay.trajectory.units import Unit
 @contextlib.contextmanager
 def unscaled() -> Iterator[None]:
     """Leave the factor of a GradScaler out: the updates were made with gradients that it had been taken from again."""
-    scale = GradScaler.scale
-    GradScaler.scale = lambda scaler, outputs: outputs  # type: ignore[method-assign]
-    try:
+    with replaced(GradScaler, "scale", lambda scaler, outputs: outputs):
         yield
-    finally:
-        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 def stepping(unit: Unit) -> Any:
@@ -40,7 +36,7 @@ def ending_at(optimizer: Any) -> Iterator[None]:
     def step(*args: Any, **kwargs: Any) -> None:
         raise SegmentEnd
 
-    with instance_attribute(optimizer, "step", step) if optimizer is not None else contextlib.nullcontext():
+    with replaced(optimizer, "step", step) if optimizer is not None else contextlib.nullcontext():
         yield
 
 

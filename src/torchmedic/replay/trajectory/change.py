@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.replay.trajectory.terms import Factor
+
 Gradients = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -24,6 +26,7 @@ class Change(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})  # of the optimizers
     fresh: bool = False  # the optimizers begin without a state: what they had was made with the options of then
     without: int | None = None  # step whose batch is left out
+    term: Factor | None = None  # one term of the loss, and the factor of its gradient
     data: Callable[[dict[str, Any]], None] | None = None  # changes the variables that every step begins with
 
 

@@ -22,15 +22,15 @@ from torchmedic.replay.trajectory.around_replay import ending_at, stepping, taki
 from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, are_finite, changed_gradients
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
-from torchmedic.replay.trajectory.state import rewound, update
+from torchmedic.replay.trajectory.repetition import EQUAL, SAME, difference_of, grow_alike
+from torchmedic.replay.trajectory.state import rewound, update, with_followers
+from torchmedic.replay.trajectory.terms import Term, terms_of, weakened
 from torchmedic.replay.trajectory.units import WAYS, Unit, Way, place_of
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_SECONDS = 60.0  # of all courses together; on the CPU the time of this thread, as others may take the processor
 _MAX_WALL_SECONDS = 180.0
-_EQUAL = 1e-6  # relative difference of two losses that leaves no doubt
-_SAME = 1e-3  # relative difference of two losses that count as the same: kernels may add in any order
 
 
 class Course(NamedTuple):
@@ -52,7 +52,7 @@ class Trajectory:
     def __init__(
         self, window: Window, units: Sequence[Unit], frame: FrameType | None, agent: StepContext, *, is_rehearsed: bool
     ) -> None:
-        self._copy = window.copy
+        self._copy = with_followers(window.copy, units[0].step.runner.modules)
         self._rewound = {id(tensor): tensor for tensor, _ in window.copy.pairs()}
         self._frame, self._agent = frame, agent
         self._others: dict[int, Step] = {}
@@ -68,6 +68,8 @@ class Trajectory:
         self.reduction = Reduction(1.0)  # of the loss of the first step; filled by `look`
         self.reduced_at: Op | None = None  # the operation that adds the elements of that loss up; filled by `look`
         self.sign = LossSign(0)  # of the loss of the first step; filled by `look`
+        self.terms: list[Term] = []  # of the loss of the first step; filled by `look`
+        self.is_exact = not is_rehearsed  # the steps repeat their recorded losses
         self.seconds = 0.0
         self._step_seconds = 0.0  # that one takes; 0: not yet known
         self.why_not = ""
@@ -89,12 +91,15 @@ class Trajectory:
     def is_faithful(self, course: Course) -> bool:
         """Whether the course is what happened, at the backward call whose loss went wrong: a GAN has another."""
         recorded = self.recorded
-        asked = set(self.positions(recorded))
-        pairs = [pair for at, pair in enumerate(zip(course.losses, recorded, strict=False)) if at in asked]
-        finite = [pair for pair in pairs if math.isfinite(pair[1])]
+        asked = self.positions(recorded)
+        pairs = [(course.losses[at], recorded[at]) for at in asked if at < len(course.losses)]
         end = next((position for position, loss in enumerate(recorded) if not math.isfinite(loss)), len(recorded))
-        is_whole = len(finite) > 0 and len(course.losses) >= end
-        return is_whole and all(self._difference(now, then) <= _SAME for now, then in pairs)
+        is_whole = any(math.isfinite(then) for _, then in pairs) and len(course.losses) >= end
+        return is_whole and all(self._difference(now, then) <= SAME for now, then in pairs)
+
+    def is_alike(self, course: Course) -> bool:
+        """Whether the losses grow as the recorded ones did: random numbers of the steps may be others."""
+        return grow_alike(course.losses, self.recorded)
 
     def _difference(self, now: float, then: float | None) -> float:
         return difference_of(now, then, is_scaled=self._agent.finite.losses.are_scaled_late)
@@ -144,10 +149,11 @@ class Trajectory:
                 self.reduction = reduction_of(played.roots[-1])
                 self.reduced_at = scope.op_of(self.reduction.node) if self.reduction.node is not None else None
                 self.sign = sign_of_loss(played.roots[-1], scope)
+                self.terms = terms_of(played.roots[-1], scope)
         return scope
 
     def _losses(self, change: Change, sizes: list[tuple[float, float]]) -> Iterator[float]:
-        is_plain = change.data is None
+        is_plain = change.data is None and change.term is None
         started = self._now()
         for position, unit in enumerate(self.units):
             self._check_time(started)
@@ -202,7 +208,7 @@ class Trajectory:
                 continue
             step = self._step(unit, change)
             difference = self._difference(step[0], unit.call.loss)
-            if difference <= _EQUAL:
+            if difference <= EQUAL:
                 return step
             found.append((difference, way, step))
         _, way, step = min(found, key=lambda each: each[0])
@@ -235,7 +241,7 @@ class Trajectory:
     ) -> ReplayResult:
         taken: Gradients = []
         collect = taking_moves(step, taken, list(self._rewound.values())) if by_hand else taking(step, taken)
-        contexts = (collect, unscaled(), ending_at(until))
+        contexts = (collect, unscaled(), ending_at(until), weakened(change.term))
         played = step.runner.play(*contexts, change=change.data, keep_graphs=False)
         if played.error is not None:
             raise _Stopped(f"{type(played.error).__name__}: {played.error}"[:200])
@@ -284,19 +290,3 @@ class Trajectory:
 
 class _Stopped(Exception):
     """The steps cannot be run again."""
-
-
-def difference_of(now: float, then: float | None, *, is_scaled: bool) -> float:
-    """The relative difference of a loss from the recorded one; 0 where neither is finite, or nothing was recorded.
-
-    Args:
-        now: The loss of a replay, which leaves the factor of a GradScaler out.
-        then: The loss that was recorded.
-        is_scaled: Whether the factor, a power of two, is in what was recorded.
-    """
-    if then is None or (not math.isfinite(now) and not math.isfinite(then)):
-        return 0.0
-    if is_scaled and math.isfinite(now) and math.isfinite(then) and now * then > 0:
-        then /= 2.0 ** round(math.log2(then / now))
-    difference = abs(now - then) / max(abs(now), abs(then), 1e-12)
-    return difference if math.isfinite(difference) else math.inf

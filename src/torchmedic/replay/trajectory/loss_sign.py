@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.replay.trace.microscope import Microscope, Op, Spot
+from torchmedic.replay.trajectory.terms import name_of
 from torchmedic.source.live_frames import expressions
 
 _MAX_NODES = 200
@@ -52,7 +53,7 @@ class _Signs:
         if made is None or made.spot is None:
             return LossSign(sign, self._are_errors)
         top = root
-        while top is not None and top not in self._turns and _name(top) in ("Mul", "Div"):
+        while top is not None and top not in self._turns and name_of(top) in ("Mul", "Div"):
             top = next((following for following, _ in top.next_functions if following is not None), None)
         # Behind a mean, what is negative may be meant to be: a score, a likelihood. Then the loss lacks a minus.
         turned = self._op(top) if top in self._turns else None
@@ -66,7 +67,7 @@ class _Signs:
         self._left -= 1
         if node is None or self._left < 0:
             return 0
-        name = _name(node)
+        name = name_of(node)
         if name in _NEVER_POSITIVE:
             return -1
         if name in _ERRORS:
@@ -121,10 +122,6 @@ class _Signs:
         return sign * self._of(inner)
 
 
-def _name(node: Any) -> str:
-    return type(node).__name__.partition("Backward")[0]
-
-
 def _is_near(spot: Spot, loss: Spot) -> bool:
     """Whether an expression turns a sign as its text says, in the function that makes the loss."""
     if (spot.file, spot.function) != (loss.file, loss.function):
@@ -138,7 +135,7 @@ def _is_near(spot: Spot, loss: Spot) -> bool:
 def _is_from_data(node: Any) -> bool:
     """Whether a value is, but for factors, the difference from a tensor that is not trained."""
     for _ in range(_MAX_NODES_TO_DATA):
-        name = _name(node)
+        name = name_of(node)
         nodes = [following for following, _ in node.next_functions if following is not None]
         if name in ("Sub", "Add"):
             return len(nodes) == 1 or any(_is_from_data(each) for each in nodes)

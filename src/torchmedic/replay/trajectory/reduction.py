@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.replay.trajectory.terms import name_of, scalar
+
 _SUM = 2  # how ATen numbers the reductions of a loss
 _MAX_NODES = 12
 _MAX_TERMS = 4096
@@ -35,7 +37,7 @@ def reduction_of(loss: torch.Tensor) -> Reduction:
     for _ in range(_MAX_NODES):
         if node is None:
             break
-        name = _name(node)
+        name = name_of(node)
         if name == "Sum":
             count = math.prod(getattr(node, "_saved_self_sym_sizes", ()) or ())
             return Reduction(max(1.0, factor * terms * count), added or node, factor)
@@ -48,9 +50,9 @@ def reduction_of(loss: torch.Tensor) -> Reduction:
             terms, node = found
             continue
         if name == "Div":
-            factor /= _scalar(getattr(node, "_saved_other", None))
+            factor /= scalar(getattr(node, "_saved_other", None))
         elif name == "Mul":
-            factor *= _scalar(getattr(node, "_saved_other", None))
+            factor *= scalar(getattr(node, "_saved_other", None))
         elif name not in ("Neg", "Add", "Sub", "Squeeze", "View", "Clone"):
             break
         node = node.next_functions[0][0] if node.next_functions else None
@@ -67,7 +69,7 @@ def _terms(node: Any) -> tuple[int, Any]:
     waiting = [node]
     while waiting and len(waiting) + kinds.total() < _MAX_TERMS:
         node = waiting.pop()
-        name = _name(node)
+        name = name_of(node)
         if name == "Add":
             waiting += [following for following, _ in node.next_functions if following is not None]
         elif name not in ("Div", "Mul"):
@@ -79,16 +81,5 @@ def _terms(node: Any) -> tuple[int, Any]:
     return count, examples[kind]
 
 
-def _name(node: Any) -> str:
-    return type(node).__name__.partition("Backward")[0]
-
-
 def _numel(given: Any) -> int:
     return given.numel() if isinstance(given, torch.Tensor) else 1
-
-
-def _scalar(value: Any) -> float:
-    """A factor; 1 where it is not a number."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.requires_grad:
-        value = value.item()
-    return abs(float(value)) or 1.0 if isinstance(value, int | float) else 1.0

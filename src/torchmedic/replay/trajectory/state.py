@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,34 @@ import torch
 
 from torchmedic.observe.numbers.state_copies import Copy, cloned
 from torchmedic.replay.isolation.torch_state import muted, set_version
+
+_GROWN = 10.0  # times the largest weight of then
+
+
+def with_followers(copy: Copy, modules: Sequence[torch.nn.Module]) -> Copy:
+    """A copy that also sets back modules that follow trained ones, as target networks do, and have grown with them.
+
+    Their weights of then are not known. Those of the trained module are taken.
+    """
+    values = {id(tensor): value for tensor, value in copy.pairs()}
+    all_weights = [list(module.parameters()) for module in modules]
+    trained = [
+        [values[id(weight)] for weight in own] for own in all_weights if own and all(id(each) in values for each in own)
+    ]
+    added: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
+    for own in all_weights:
+        if not own or any(id(weight) in values for weight in own):
+            continue
+        shapes = [weight.shape for weight in own]
+        for then in trained:
+            if [value.shape for value in then] == shapes and not _largest(own) <= _GROWN * _largest(then):
+                added += [(weakref.ref(weight), value) for weight, value in zip(own, then, strict=True)]
+                break
+    return copy._replace(tensors=[*copy.tensors, *added])
+
+
+def _largest(tensors: Sequence[torch.Tensor]) -> float:
+    return max(float(tensor.detach().abs().amax()) for tensor in tensors)
 
 
 @contextlib.contextmanager

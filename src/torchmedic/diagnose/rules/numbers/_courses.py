@@ -45,6 +45,9 @@ def begin(
     if divergence.trajectory.is_rehearsed:
         goes = f"the loss of the present batch goes {course_text(divergence)}"
         return rule.draft(evidence, "likely", f"{message}: {goes}", cause)
+    if not divergence.trajectory.is_exact:
+        goes = f"in a rerun, which is not exact, the loss goes {course_text(divergence)}"
+        return rule.draft(evidence, "likely", f"{message}: {goes}", cause)
     return rule.draft(evidence, grade, f"{message}: the loss went {course_text(divergence)}", cause)
 
 
@@ -105,7 +108,7 @@ def rate_location(evidence: NumbersEvidence, optimizer: Any, rate: float, group:
     """What gives an optimizer a learning rate: its construction, or a schedule that went above that."""
     label = f"the learning rate is {rate:.6g}"
     given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
-    is_built = any(each is not None and rate <= float(each) * 1.001 for each in given)
+    is_built = any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
     by = evidence.agent.clock.constructions.get(optimizer)
     if is_built:
         return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)

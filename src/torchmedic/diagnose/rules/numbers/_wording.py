@@ -12,6 +12,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade, Location
 from torchmedic.replay.trace.microscope import Leaf, Op, Spot, Value
 from torchmedic.replay.trace.values import number
+from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
 from torchmedic.source.user_code import relative
 
 # Kinds of operations that give 0 for the same reason.
@@ -32,6 +33,7 @@ def begin(
     label: str = "",
     bad: torch.Tensor | None = None,
     spot: Spot | None = None,
+    operand: Value | None = None,
     grade: Grade = "proven",
 ) -> Draft:
     """Begin a diagnosis at the line where the bad value was born.
@@ -44,6 +46,7 @@ def begin(
         label: What stands beside the line, shorter than `why` where that is long.
         bad: Which elements are bad, for the rows of the batch.
         spot: The line to blame where that is not the one of the origin.
+        operand: The value to blame. Where it was prepared before the step, the line that made it is the cause.
         grade: Lowered where the replay was not bit for bit the same.
     """
     if grade == "proven" and (evidence.faithful is False or evidence.has_stand_ins):
@@ -52,7 +55,12 @@ def begin(
     where = rows(bad, evidence) if bad is not None else ""
     first = f"first non-finite value, step {evidence.incident.step}" + (f", {where}" if where else "")
     text = f"{label or why}: {first}"
-    draft.at(spot.location("cause", text) if spot is not None else cause_location(evidence, text))
+    maker = _prepared(evidence, operand) if operand is not None else None
+    if maker is not None and evidence.spot is not None:
+        draft.at(maker.location("cause", f"`{maker.name}` gets its values here"))
+        draft.at(evidence.spot.location("surfaced", text))
+    else:
+        draft.at(spot.location("cause", text) if spot is not None else cause_location(evidence, text))
     birth = evidence.birth
     if spot is None and birth is not None and birth.spoiled is not None and evidence.scope is not None:
         later = evidence.scope.spot_of(birth.spoiled)
@@ -193,24 +201,26 @@ def described(tensor: Any) -> str:
 # Where an operand came from
 
 
-def origin(evidence: NumbersEvidence, value: Value, why: Any) -> Location | None:
+def origin(evidence: NumbersEvidence, operand: Value, why: Any) -> Location | None:
     """The nearest line before the cause that made an operand.
 
     Args:
         evidence: With an origin.
-        value: The operand as the origin read it.
+        operand: As the origin read it.
         why: Given the operation that made the operand and whether the line is its own; returns the label or "".
     """
     scope, cause = evidence.scope, evidence.spot
     if scope is None or cause is None:
         return None
     first: Op | None = None
+    value = operand
     for _ in range(8):
         source = scope.source(value)
-        if source is None or isinstance(source, Leaf):
-            return None
-        op = scope.ops[source]
-        if op.is_backward:
+        if isinstance(source, Leaf):
+            maker = _prepared(evidence, operand)
+            return maker.location("origin", f"`{maker.name}` gets its values here") if maker is not None else None
+        op = scope.ops[source] if source is not None else None
+        if op is None or op.is_backward:
             return None
         if op.kind in _PASSING and op.inputs:
             value = op.inputs[0]
@@ -227,6 +237,21 @@ def origin(evidence: NumbersEvidence, value: Value, why: Any) -> Location | None
 
 # Operations that hand their operand on.
 _PASSING = frozenset("to_copy clone expand contiguous detach lift_fresh alias unsafe_view".split())
+_SELECTING = frozenset("index index_select gather select slice take view unsqueeze squeeze".split())
+
+
+def _prepared(evidence: NumbersEvidence, value: Value) -> Maker | None:
+    """The statement that made an operand, if it is a tensor from before the step that is no weight and no batch."""
+    scope = evidence.scope
+    source = scope.source(value) if scope is not None else None
+    while isinstance(source, int) and scope is not None:
+        op = scope.ops[source]
+        if op.is_backward or op.kind not in _PASSING | _SELECTING or not op.inputs:
+            return None
+        source = scope.source(op.inputs[0])
+    if not isinstance(source, Leaf) or evidence.name_of(source)[0] not in ("tensor", "buffer"):
+        return None
+    return maker_of(evidence.frames, source.tensor)
 
 
 def why_zero(evidence: NumbersEvidence, zeros: torch.Tensor | None) -> Any:

@@ -98,6 +98,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         ),
         label=f"{op.kind}({worst:.6g})" if domain is not _POWER else f"{worst:.6g} to a power that is not whole",
         bad=wrong,
+        operand=op.inputs[0],
     )
     where = rows(wrong, evidence)
 

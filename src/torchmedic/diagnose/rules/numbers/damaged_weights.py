@@ -93,7 +93,7 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
             return place("cause", line.file, line.line, "makes values that are not finite"), True
     if len(writers) == 1:
         return writers[0], False
-    made = maker_of(evidence.frames, leaf.tensor, [])
+    made = maker_of(evidence.frames, leaf.tensor)
     if made is not None:
         return made.location("cause", f"`{made.name}` gets its values here"), True
     if owner is not None:

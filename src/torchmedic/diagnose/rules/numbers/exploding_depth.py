@@ -62,7 +62,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
 
 
 def _made_at(evidence: NumbersEvidence, weight: torch.Tensor, label: str) -> Location | None:
-    """The only line that initialises a `.weight` by hand, else where the layer was built."""
+    """The only line that initialises weights by hand, else where the layer was built."""
     live = [frame.file for frame in reversed(evidence.frames) if frame.is_user]
     for file in dict.fromkeys([*live, *loaded_files()]):
         tree = syntax_tree(file)
@@ -71,7 +71,9 @@ def _made_at(evidence: NumbersEvidence, weight: torch.Tensor, label: str) -> Loc
             for node in (ast.walk(tree) if tree is not None else ())
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _WRITERS
         ]
+        calls = [call for call in calls if "bias" not in ast.unparse(call)]
         written = [call for call in calls if "weight" in ast.unparse(call)]
+        written = written or [call for call in calls if "init" in ast.unparse(call.func)]
         if len(written) == 1:
             return node_location("cause", file, written[0], label)
     layer = _owner(evidence, weight)

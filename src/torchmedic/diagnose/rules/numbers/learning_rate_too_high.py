@@ -45,7 +45,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     optimizer, group, tried = _to_blame(divergence, tried)
     factor = tried[-1][0]
     rates = rates_of(divergence, optimizer, group) if optimizer is not None else []
-    if not rates:
+    if not rates or rates[0] < 0:
         return None
     outcome = divergence.outcome(tried[-1][1])
     rate, lower = rates[0], _rounded(rates[0] * factor)

@@ -27,6 +27,7 @@ from torchmedic.replay.trace.microscope import Captured, Op, Spot
 _LOGS = ("log", "log2", "log10", "log1p")
 # Where the logarithm's own argument stands, and the value at which it becomes minus infinity.
 _ARGUMENT = {"log": (0, 0.0), "log2": (0, 0.0), "log10": (0, 0.0), "log1p": (0, -1.0), "xlogy": (1, 0.0)}
+_LAYERS = frozenset({"addmm", "linear", "mm", "bmm", "convolution"})  # operations whose results have any sign
 _ARGUMENT |= {"special_xlog1py": (1, -1.0), "special_entr": (0, 0.0)}
 
 
@@ -51,8 +52,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     what = "a negative number" if limit == 0 and negative else "zero" if limit == 0 else "minus one or less"
     lowest = argument[wrong].min().item()
     why = share(wrong, f"the argument of `{op.kind}` is {what}", f"arguments of `{op.kind}` are {what}")
-    draft = begin(check, evidence, f"the logarithm of {what}", why, label=f"{op.kind}({lowest:.4g})", bad=wrong)
     value = op.inputs[position if len(op.inputs) > position else -1]
+    label = f"{op.kind}({lowest:.4g})"
+    blamed = value if negative else None
+    draft = begin(check, evidence, f"the logarithm of {what}", why, label=label, bad=wrong, operand=blamed)
     draft.at(origin(evidence, value, why_zero(evidence, wrong) if not negative else _why_negative(evidence, wrong)))
     draft.because(f"the argument is {described(argument)}")
     draft.treat(first_at_origin(evidence, _cures, evidence, op, negative))
@@ -99,7 +102,9 @@ def _cures(node: ast.expr, spot: Spot, evidence: NumbersEvidence, op: Op, negati
         limited = fill(f"A.clamp(min=-1 + {eps})", A=argument)
         yield Cure("keep the argument above -1", written(with_operand(node, argument, limited), node), spot)
         return
-    if not negative:
+    if negative:
+        yield from _positive_layer(evidence, op, eps)
+    else:
         added = fill(f"A + {eps}", A=argument)
         yield Cure("add a small constant to the argument", written(with_operand(node, argument, added), node), spot)
     text = written(with_operand(node, argument, fill(f"A.clamp(min={eps})", A=argument)), node)
@@ -107,6 +112,17 @@ def _cures(node: ast.expr, spot: Spot, evidence: NumbersEvidence, op: Op, negati
     yield Cure(title, text, spot, "changes-training" if negative else "edit")
     # Arguments that are tiny but not zero change too.
     yield Cure(title, text, spot, "changes-training", False)
+
+
+def _positive_layer(evidence: NumbersEvidence, op: Op, eps: str) -> Iterator[Cure]:
+    """The output of a layer, which may have any sign, made positive where the layer is called."""
+    scope = evidence.scope
+    source = scope.source(op.inputs[0]) if scope is not None else None
+    made = scope.ops[source] if scope is not None and isinstance(source, int) else None
+    found = node_at(made.spot) if made is not None and made.spot is not None and made.kind in _LAYERS else None
+    if found is not None:
+        text = written(fill(f"torch.nn.functional.softplus(A) + {eps}", A=found[0]), found[0])
+        yield Cure("make the output of the layer positive", text, found[1], "changes-training", False)
 
 
 def _eps(evidence: NumbersEvidence) -> str:

@@ -4,8 +4,8 @@ What: the last steps were run again from a copy of the weights. As they were, a 
 without bound, and with the opposite sign, at the same learning rate, the loss fell. Or the loss is far below zero,
 every update lowers it, and it is a negated error (`-mse`, a log-likelihood without its minus) that has no lower bound.
 
-Why: the sign of the loss or of the update is wrong: a minus in front of a loss that is to become small,
-`maximize=True`, or a log-likelihood without its minus.
+Why: the sign of the loss, of one of its terms or of the update is wrong: a minus in front of a loss that is to become
+small, `maximize=True`, a learning rate that fell below 0, or a log-likelihood without its minus.
 
 Cure: turn the sign round.
 """
@@ -16,14 +16,17 @@ import math
 from typing import Any
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of, rate_location, rates_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.numbers.state_copies import parameters_of
 from torchmedic.records import Grade, Location, Treatment
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course
+from torchmedic.replay.trajectory.terms import Term
 from torchmedic.source.lookup.optimizers import built_at
+
+_MAX_TERMS = 4  # each is tried
 
 
 @rule("TM236", "loss-maximised")
@@ -41,13 +44,17 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     why = "at the same learning rate the loss runs away, and with the opposite sign it does not"
     draft = begin(check, evidence, divergence, "the updates go uphill", why)
     optimizer = next((each for each in divergence.optimizers if each.param_groups[0].get("maximize")), None)
+    lowest = [(min(rates), each) for each in divergence.optimizers if (rates := rates_of(divergence, each))]
+    rate, negative = next((pair for pair in lowest if pair[0] < 0), (0.0, None))
     if optimizer is not None:
         draft.at(_built_at(evidence, optimizer))
+    elif negative is not None:
+        draft.at(rate_location(evidence, negative, rate))
     elif not divergence.optimizers:
         draft.at(location_of(divergence.update_spot(), "this moves the weights uphill, along the gradient"))
     if not draft.has_place:
         return None
-    draft.treat(_cure(divergence, course))
+    draft.treat(_cure(divergence, course, "learning rate" if negative is not None else "loss"))
     return finish(draft, evidence)
 
 
@@ -67,20 +74,36 @@ def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course |
     else:
         return None
     spot = op.spot if op is not None else None
+    term, turned = _term_to_turn(divergence)
+    if term is not None and term.op is not None and term.op.spot is not None:
+        spot, course, shrinks = term.op.spot, turned, True
+        grade, why = "proven", "with the opposite sign of this term alone, the size of the loss shrinks"
     if spot is None:
         return None
     lowest = min(loss for loss in (0.0, *evidence.incident.losses) if math.isfinite(loss))
     draft = check.draft(evidence, grade, f"the loss falls without bound: it has come to {lowest:.3g}", why)
     draft.at(spot.location("cause", "this is made ever more negative"))
     if course is not None and shrinks:
-        draft.treat(_cure(divergence, course))
+        draft.treat(_cure(divergence, course, "term" if term is not None else "loss"))
     else:
         draft.help("turn the sign of the loss round", safety="changes-training")
     return finish(draft, evidence)
 
 
-def _cure(divergence: Divergence, course: Course) -> Treatment:
-    what = "loss" if divergence.optimizers else "update"
+def _term_to_turn(divergence: Divergence) -> tuple[Term | None, Course | None]:
+    """The only term of a sum with whose opposite sign the loss no longer falls; None where there is no such term."""
+    terms = divergence.trajectory.terms
+    found: list[tuple[Term, Course]] = []
+    for term in terms if 1 < len(terms) <= _MAX_TERMS else ():
+        course = divergence.course(Change(f"term {term.path} with the other sign", term=(term.path, -1.0)))
+        is_whole = course is not None and course.is_finite and len(course.losses) >= len(divergence.still.losses)
+        if course is not None and is_whole and _shrinks(divergence, course):
+            found.append((term, course))
+    return found[0] if len(found) == 1 else (None, None)
+
+
+def _cure(divergence: Divergence, course: Course, what: str = "loss") -> Treatment:
+    what = what if divergence.optimizers else "update"
     return cure(divergence, f"turn the sign of the {what} round", [("with the other sign", course)])
 
 

@@ -11,14 +11,19 @@ Cure: skip such a batch or term, or divide by `max(count, 1)`.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_at_origin, operand_of, written
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, origin
+from torchmedic.evidence.bad_value_lines import Line
+from torchmedic.evidence.dataset_item import fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.evidence.preparation import line_in_collate
 from torchmedic.replay.trace.microscope import Captured, Op, Spot
 
 _NLL = frozenset("nll_loss_forward nll_loss2d_forward nll_loss_nd".split())
@@ -31,6 +36,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         return None
     if op.kind in _NLL:
         return _ignored(evidence, captured)
+    summed = _summed_loss(evidence, op)
+    if summed is not None:
+        return _ignored(evidence, summed)
     empty = [number for number, tensor in enumerate(captured.tensors) if tensor.numel() == 0]
     if not empty:
         return _nanmean(evidence, op, captured)
@@ -54,6 +62,13 @@ def check(evidence: NumbersEvidence) -> Draft | None:
 _SELECTING = frozenset("index masked_select index_select gather nonzero slice".split())
 
 
+def _summed_loss(evidence: NumbersEvidence, op: Op) -> Captured | None:
+    """The sum of a loss that is divided by a count, as libraries do that average over several micro-batches."""
+    source = evidence.scope.source(op.inputs[0]) if op.kind == "div" and op.inputs and evidence.scope else None
+    maker = evidence.scope.ops[source] if isinstance(source, int) and evidence.scope is not None else None
+    return evidence.replay_with_values(maker) if maker is not None and maker.kind in _NLL else None
+
+
 def _ignored(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
     scores, labels = captured.argument(0), captured.argument(1)
     weight, ignored = captured.argument(2), captured.argument(4)
@@ -68,10 +83,39 @@ def _ignored(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
         why, label = "the class weights of all labels in this batch are 0", "all labels have weight 0"
     else:
         return None
-    draft = begin(check, evidence, "a loss averaged over nothing", why, label=label)
+    line = _line_of_labels(evidence, int(ignored))
+    spot = Spot(line.file, line.line, None, None, None, "") if line is not None else None
+    draft = begin(check, evidence, "a loss averaged over nothing", why, label=label, spot=spot)
+    if spot is not None and evidence.spot is not None:
+        draft.at(evidence.spot.location("surfaced", "the mean over no labels is NaN"))
     draft.because(f"the scores are {list(scores.shape)}, the labels {list(labels.shape)}")
     draft.treat(first_at_origin(evidence, _label_cures, int(ignored)))
+    if line is not None:
+        draft.help(f"keep at least one label in each item that is not {ignored}, or drop such items")
     return finish(draft, evidence)
+
+
+def _line_of_labels(evidence: NumbersEvidence, ignored: int) -> Line | None:
+    """The line of the dataset or of the collate function after which all labels of an item are ignored."""
+    known = evidence.incident.batch_indices
+    items = tuple(known[0]) if len(known) == 1 and isinstance(known[0], list | tuple) else tuple(known)
+    is_wrong = functools.partial(_are_all, ignored)
+    fetched = fetch_again(items[0], is_wrong) if items and items[0] is not None else None
+    line = fetched.line if fetched is not None else None
+    return line or line_in_collate(evidence.frames, items, is_wrong)
+
+
+def _are_all(number: int, value: Any, depth: int) -> bool:
+    """Whether all elements of a tensor, an array or a list are one number, or of something that the value holds."""
+    try:
+        if isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__"):
+            return len(value) > 1 and bool((value == number).all())
+        if isinstance(value, list) and len(value) > 1 and all(type(item) is int and item == number for item in value):
+            return True
+        parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        return depth > 0 and any(_are_all(number, part, depth - 1) for part in parts[:64])
+    except Exception:  # whatever a variable of the user's does when it is looked at
+        return False
 
 
 def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft | None:

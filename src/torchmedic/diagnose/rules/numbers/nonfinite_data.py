@@ -25,8 +25,7 @@ from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.microscope import Leaf
 from torchmedic.source.live_frames import place
-from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
-from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.lookup.bad_value_makers import is_next_state
 from torchmedic.source.user_code import relative
 
 
@@ -39,7 +38,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if kind in ("parameter", "buffer"):
         return None
     bad = ~torch.isfinite(leaf.tensor.detach())
-    if not bool(bad.any()):
+    if not bool(bad.any()) or is_next_state(evidence.step, leaf.tensor):
         return None
     what = _counted(leaf.tensor.detach(), bad)
     called = _called(evidence, leaf, kind, name)
@@ -141,12 +140,7 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label
     if found is not None:
         return _at(found, label)
     if line is not None:
-        stored = _stored(line.owner, line.name)
-        return stored.location("cause", f"`{stored.name}` holds {label}") if stored is not None else _at(line, label)
-    maker = _maker(evidence, leaf, fetched)
-    if maker is not None:
-        verb = "is written to" if maker.writes else "gets its values"
-        return maker.location("cause", f"`{maker.name}` {verb} here: {label}")
+        return _at(line, label)
     scope = evidence.scope
     reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
     if reader is not None:
@@ -154,30 +148,8 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label
     return evidence.noticed.location("cause", label) if evidence.noticed is not None else None
 
 
-def _maker(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None) -> Maker | None:
-    """The statement that made the data, read off the source: the preparation could not be run again."""
-    for value in _tensors_of(fetched.dataset) if fetched is not None else ():
-        if not bool(torch.isfinite(value).all()):
-            maker = maker_of(evidence.frames, value, [])
-            if maker is not None:
-                return maker
-    return maker_of(evidence.frames, leaf.tensor, datasets_in_use())
-
-
 def _at(line: Line, label: str) -> Location:
     return place("cause", line.file, line.line, f"`{line.name}` is not finite here: {label}" if line.name else label)
-
-
-def _stored(owner: Any, attr: str) -> Maker | None:
-    """The only statement that gives an attribute of a data set its value."""
-    found = list(attribute_assignments(type(owner), attr)) if owner is not None and attr else []
-    return Maker(found[0][0], found[0][1], f"self.{attr}") if len(found) == 1 else None
-
-
-def _tensors_of(dataset: Any) -> list[torch.Tensor]:
-    held = getattr(dataset, "tensors", None)
-    values = list(held) if isinstance(held, list | tuple) else list((getattr(dataset, "__dict__", None) or {}).values())
-    return [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
 
 
 def _without(evidence: NumbersEvidence, leaf: Leaf, bad: torch.Tensor, kind: str) -> Treatment | None:

@@ -22,6 +22,7 @@ from torchmedic.diagnose.rules.numbers._wording import begin, cause_location, de
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.microscope import Captured, Op
 from torchmedic.replay.trace.values import number
+from torchmedic.source.lookup.bad_value_makers import is_next_state
 
 
 @rule("TM299", "nonfinite-operation")
@@ -83,7 +84,8 @@ def _finite_in(op: Op, captured: Captured, name: str) -> tuple[str, str, str]:
 def _without_origin(evidence: NumbersEvidence) -> Draft:
     """A leaf that no rule knows, or no replay."""
     leaf = evidence.birth.leaf if evidence.birth is not None else None
-    if leaf is not None:
+    is_replaced = leaf is not None and is_next_state(evidence.step, leaf.tensor)
+    if leaf is not None and not is_replaced:
         kind, name = evidence.name_of(leaf)
         called = f"`{name}`, a {kind}," if name else f"a {kind}"
         why = f"{called} was not finite before the step began: {described(leaf.tensor)}"
@@ -96,6 +98,8 @@ def _without_origin(evidence: NumbersEvidence) -> Draft:
         )
         return finish(draft, evidence)
     why = f"the step could not be traced: {evidence.why_not}" if evidence.why_not else "the origin was not found"
+    if is_replaced:
+        why = "the step has already replaced the state that it began with, so it cannot be run again"
     draft = check.draft(evidence, "possible", f"an operation that is not known made {victim(evidence)}", why)
     draft.at(cause_location(evidence, f"noticed here, step {evidence.incident.step}"))
     names = _named(evidence)

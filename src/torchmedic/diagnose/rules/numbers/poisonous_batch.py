@@ -54,7 +54,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         f"the batch of step {step} threw the weights off",
         f"with the same weights the loss of this batch is {ratio:.3g} times that of the others",
     )
-    tensor, rows = _outlying(unit)
+    tensor, rows = _outlying(divergence, position)
     items = _items(unit, rows)
     label = f"extreme values in {items}" if items else "extreme values in this batch"
     if tensor is not None:
@@ -80,19 +80,34 @@ def _ratio(divergence: Divergence, position: int) -> float:
     return abs(divergence.still.losses[position]) / max(median(others), 1e-12)
 
 
-def _outlying(unit: Unit) -> tuple[torch.Tensor | None, list[int]]:
+def _outlying(divergence: Divergence, position: int) -> tuple[torch.Tensor | None, list[int]]:
     """The tensor of the batch with extreme rows, and those rows."""
-    namespace = unit.step.runner._namespace()
-    batch = unit.call.batch
-    tensors = tensors_in(batch) if batch is not None else [v for v in namespace.values() if type(v) is torch.Tensor]
-    for tensor in tensors:
-        if not tensor.is_floating_point() or tensor.requires_grad or tensor.dim() == 0 or tensor.shape[0] < 2:
+    units = divergence.trajectory.units
+    others = [_given(unit) for at, unit in enumerate(units) if at != position]
+    for at, tensor in enumerate(_given(units[position])):
+        sizes = _sizes(tensor)
+        if sizes is None:
             continue
-        sizes = tensor.detach().reshape(tensor.shape[0], -1).abs().amax(1)
-        rows = (sizes > _OUTLYING_ITEM * sizes.median().clamp(min=1e-12)).nonzero().flatten().tolist()
-        if rows and len(rows) <= max(1, tensor.shape[0] // 4):
+        alike = [_sizes(other[at]) for other in others if len(other) > at]
+        usual = torch.cat([sizes, *(each for each in alike if each is not None)]).median().clamp(min=1e-12)
+        rows = (sizes > _OUTLYING_ITEM * usual).nonzero().flatten().tolist()
+        if rows:
             return tensor, rows
     return None, []
+
+
+def _given(unit: Unit) -> list[torch.Tensor]:
+    """The tensors that a step was given."""
+    namespace = unit.step.runner._namespace()
+    batch = unit.call.batch
+    return tensors_in(batch) if batch is not None else [v for v in namespace.values() if type(v) is torch.Tensor]
+
+
+def _sizes(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The largest magnitude in each row of data; None where a tensor is no data with rows."""
+    if not tensor.is_floating_point() or tensor.requires_grad or tensor.dim() == 0 or tensor.shape[0] < 2:
+        return None
+    return tensor.detach().reshape(tensor.shape[0], -1).abs().amax(1)
 
 
 def _literal(tensor: torch.Tensor, rows: list[int], label: str) -> Location | None:

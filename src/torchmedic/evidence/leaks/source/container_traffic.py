@@ -26,10 +26,6 @@ def of_container(held: Held, files: list[str]) -> Traffic:
         if direct.puts:
             return direct
     found = _under_name(held, files)
-    if not found.puts and owner.isidentifier() and owner != "self" and held.kind == "bytes":
-        whole = _under_name(held._replace(name=owner, last=owner, owners=()), files)
-        if whole.puts:
-            return whole  # `table = table.concat(rows)`
     # A class may go by another name than the one that the source gives it.
     return found if found.puts or not held.owners else _under_name(held._replace(owners=()), files)
 

@@ -135,3 +135,20 @@ def values_returned(name: str, files: Iterable[str]) -> list[ast.expr]:
     functions = [function for _, function in functions_of(name, files)]
     returns = [node for each in functions for node in ast.walk(each) if isinstance(node, ast.Return)]
     return [node.value for node in returns if node.value is not None]
+
+
+def given_by_caller(site: Site, files: Iterable[str]) -> Site | None:
+    """The only call that gives a function what it stores, where that is an argument and not plainly a number."""
+    function, value = site.function, site.value
+    if not isinstance(function, ast.FunctionDef) or not isinstance(value, ast.Name):
+        return None
+    names = parameters_of(function)
+    at = names.index(value.id) if value.id in names else len(names)
+    found = []
+    for file in dict.fromkeys(files):
+        for node, path in nodes_of(file):
+            if isinstance(node, ast.Call) and callee(node) == function.name and function not in path:
+                words = [word.value for word in node.keywords if word.arg == value.id]
+                given = Site(file, node, next(iter([*words, *node.args[at : at + 1]]), None), path)
+                found += [given] if at < len(names) and given.value is not None and not given.is_little else []
+    return found[0] if len(found) == 1 else None

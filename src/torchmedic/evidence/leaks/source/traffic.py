@@ -85,16 +85,11 @@ def _of_links(held: Held, of_head: Traffic, files: list[str]) -> Traffic:
 
 
 def _cached(held: Held, files: list[str]) -> Iterator[Site]:
-    """The lines that give a function a cache: a decorator, or an assignment."""
+    """The decorators that give a function a cache."""
     for file, function in functions_of(held.last, files):
         for decorator in function.decorator_list:
             if "cache" in ast.unparse(decorator):
                 yield Site(file, decorator, None, ())
-    name = HolderName(held)
-    for file in files:
-        for node, path in nodes_of(file):
-            if isinstance(node, ast.Assign) and name.starts(node) is not None and "cache" in ast.unparse(node.value):
-                yield Site(file, node, None, path)
 
 
 def _cleared(held: Held, files: list[str]) -> Iterator[Site]:
