@@ -94,7 +94,7 @@ class Agent:
         )
         self.marks = DeviceMarks()
         self.listener = Listener(self, self.stages.locate_holders)
-        self.collectives = Recorder(self._join)
+        self.collectives = self.step.collectives = Recorder(self._join)
         self.device_lost = False  # and that has been explained
         self.signals = FatalSignals(self)
         self.hides_forks = False  # of a process that only tries something
@@ -187,10 +187,11 @@ class Agent:
         """A context in which the hooks ignore what is done."""
         before, self.step.paused = self.step.paused, True
         self.step.fast.on = False
+        self.collectives.paused = True
         try:
             yield
         finally:
-            self.step.paused = before
+            self.step.paused = self.collectives.paused = before
 
     @contextlib.contextmanager
     def examining(self) -> Iterator[None]:

@@ -19,9 +19,11 @@ from torchmedic.detect.loop.intervals import Interval, intervals
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
+from torchmedic.source.syntax import callee, calls_in, has_line, syntax_tree
 
 _MIN_INTERVALS = 4  # intervals that show a habit
 _MIN_UNCLEARED_INTERVALS = 6  # more of them, as nothing but their number speaks against a long accumulation
+_MIN_UNCOMPUTED_INTERVALS = 8
 _MIN_CYCLES = 3
 _LARGE_BOUND = 100.0  # a bound that somebody has multiplied by the scale, perhaps
 
@@ -32,7 +34,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         if len(known) < _MIN_CYCLES:
             continue
         cleared_early = list(_cleared_before_step(habits, number, known))
-        yield from cleared_early
+        yield from cleared_early or _never_computed(habits, number, known)
         if watched.witness is None or cleared_early:
             continue
         yield from _never_cleared(habits, number, known)
@@ -145,8 +147,11 @@ def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> 
         zeros = part.of("zero")
         if part.touched or part.step is None or not zeros or not part.cleared_last or not part.of("backward"):
             return
-        if part.of("backward")[-1].fact.inside_step:
+        last = part.of("backward")[-1]
+        if last.fact.inside_step:
             return  # a closure, which steps on what it computes
+        if any(act.kind == "step" for act in part.acts[part.acts.index(last) : part.acts.index(zeros[-1])]):
+            return  # another optimizer has used the gradients
     if any(part.step.fact.has_gradient for part in known if part.step is not None) and not _all_zero(habits, number):
         return  # only what the witness is of was cleared
     clearing, step = known[-1].of("zero")[-1], known[-1].step
@@ -188,6 +193,28 @@ def _stale(number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     step = last[-1].step
     assert step is not None
     yield StepWithoutBackward(step=step.step, cause=step.place, optimizer=number, updates=len(last))
+
+
+def _never_computed(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """A model is trained as it seems, and no gradient was ever computed: backward was forgotten."""
+    optimizer = habits.optimizers[number].optimizer
+    if len(known) < _MIN_UNCOMPUTED_INTERVALS or not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    if any(event.kind == "backward" or (event.kind == "step" and event.fact.has_gradient) for event in habits.events):
+        return
+    forwards = [[act for act in part.of("forward") if act.fact.training and act.fact.with_gradients] for part in known]
+    step = known[-1].step
+    if not all(forwards) or step is None:
+        return
+    calls = calls_in(syntax_tree(step.place.file))
+    is_written = any(callee(call) == "step" and has_line(call, step.place.line) for call in calls)
+    yield StepWithoutBackward(
+        step=step.step,
+        cause=step.place if is_written else forwards[-1][-1].place,  # a library calls `step`
+        optimizer=number,
+        updates=len(known),
+        is_first=True,
+    )
 
 
 def _clipped_scaled(number: int, known: list[Interval]) -> Iterator[LoopIncident]:

@@ -46,7 +46,10 @@ class GradientsClearedBeforeStep(LoopIncident, frozen=True, kw_only=True):
 
 
 class StepWithoutBackward(LoopIncident, frozen=True, kw_only=True):
+    """`is_first`: no gradient was ever computed."""
+
     updates: int
+    is_first: bool = False
 
 
 class ClipBeforeUnscale(LoopIncident, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.layer_construction import given_modules, held_modules
+from torchmedic.source.lookup.optimizers import chosen_at
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_variables import looks_at_locals
@@ -84,7 +85,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
         return
     yield ParametersWithoutOptimizer(
         step=steps[-1].step,
-        cause=built.built or steps[-1].place,
+        cause=chosen_at(built.built or steps[-1].place, built.caller),
         optimizer=built.number,
         names=list(found),
         elements=sum(parameter.numel() for layer in found.values() for parameter in layer.parameters()),

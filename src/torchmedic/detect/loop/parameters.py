@@ -173,7 +173,10 @@ def _twin(
             tensor for tensor in mine if tensor.requires_grad and id(tensor) not in reached and tensor.grad is None
         ]
         is_twin = sorted(tensor.shape for tensor in unused) == sorted(shapes) and len(shapes) >= _MIN_TWIN_TENSORS
-        if is_twin and any(id(tensor) in reached for tensor in mine):
+        own = [event for event in steps if event.who == watched.number]
+        steps_in_vain = len(own) >= _MIN_STEPS and not any(event.fact.has_gradient for event in own)
+        others_are_fed = any(event.fact.has_gradient for event in steps)
+        if is_twin and (any(id(tensor) in reached for tensor in mine) or (steps_in_vain and others_are_fed)):
             wanted = {id(tensor) for tensor in nobodys}
             named = [name for root in roots for name, tensor in root.named_parameters() if id(tensor) in wanted]
             yield OptimizerOfTwin(

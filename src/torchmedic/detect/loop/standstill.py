@@ -32,12 +32,14 @@ from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at, schedu
 from torchmedic.source.spots import NOWHERE, Place
 
 _MIN_DEAD_UPDATES = 48
+_MIN_NEGATIVE_UPDATES = 8  # a schedule that ends one update early does no harm
 _MAX_PATIENCE = 10  # updates that are too few to tell a plateau from the noise of batches; the default of torch
 _MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
 _MAX_FALL = 0.1  # of the largest gradient, since the weights were copied
 _MAX_SQUARED = 1e18  # the square of a larger gradient is not far from the largest float32
 _MIN_GRADED = 64  # sampled weights with a gradient
 _MIN_STILL_LAYERS = 2
+_MAX_TIGHT_BOUND = 0.01  # of a clip that makes updates small; usual bounds are 0.1 to 10
 _CLIP_TOLERANCE = 0.05  # between the norm of clipped gradients and the bound; torch adds 1e-6 to the norm
 _MIN_SLOPE = 4  # layers from one to the next of which the gradient grows
 _MIN_SLOPE_SHARE = 0.6  # of all layers up to the layer with the largest gradient
@@ -63,10 +65,11 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 
 
 def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
-    """The rate has been next to nothing for more than half of the run."""
-    dead = known.nothing_since()
+    """The rate has been negative, or next to nothing for more than half of the run."""
+    negative = known.negative_since()
+    dead = negative or known.nothing_since()
     last = known.rates[-1].step if known.rates else 0
-    if dead is None or last - dead.step < max(_MIN_DEAD_UPDATES, dead.step):
+    if dead is None or last - dead.step < (_MIN_NEGATIVE_UPDATES if negative else max(_MIN_DEAD_UPDATES, dead.step)):
         return
     number = watched.number
     moves = [event for event in habits.events if event.kind == "schedule" and event.fact.optimizer == number]
@@ -131,6 +134,7 @@ def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Ite
 def _tight_clip(habits: Habits, watched: Watched) -> Event | None:
     """The last call that clips gradients, if the norm of the gradients is its bound: the clip made them that small."""
     clips = [event for event in habits.events if event.kind == "clip" and event.fact and event.place.line]
+    clips = [event for event in clips if event.fact <= _MAX_TIGHT_BOUND]
     groups = watched.optimizer.param_groups if watched.optimizer is not None else []
     gradients = [tensor.grad for group in groups for tensor in group["params"] if tensor.grad is not None]
     if not clips or not gradients:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torchmedic.records.memory import MemorySample, comparable
 
-_MIN_ALARMING_SHARE = 0.85  # share of the limit
+_MIN_TIGHT_SHARE, _MIN_ALARMING_SHARE = 0.7, 0.85  # shares of the limit
 _FULL_SHARE = 0.97  # share of the limit
 _SOON_SECONDS = 30.0
 _MIN_SPAN_SECONDS = 2.0  # over which a rate means something
@@ -18,7 +18,8 @@ _AT_ONCE_SECONDS = 3.0
 WINDOW = 10.0  # and how far back it is taken from
 _MIN_RISE = 0.02  # share of the limit that must have come in that time
 _RUSHING_SECONDS = 8.0
-_STANDSTILL_PERCENT = 25.0  # percent of the time in which all tasks waited for memory
+_MIN_MOVE = 0.005  # share of the limit that came in that time, where memory is not at rest
+_WAITING_PERCENT, _STANDSTILL_PERCENT = 1.0, 25.0  # percent of the time in which all tasks waited for memory
 
 
 def seconds_left(samples: Sequence[MemorySample]) -> float | None:
@@ -45,6 +46,16 @@ def is_rushing(samples: Sequence[MemorySample]) -> bool:
     rise = (recent[1].used or 0) - (recent[0].used or 0)
     left = recent[1].limit - (recent[1].used or 0)
     return rise > _MIN_RISE * recent[1].limit and left * (recent[1].time - recent[0].time) < _RUSHING_SECONDS * rise
+
+
+def is_tight(samples: Sequence[MemorySample]) -> bool:
+    """Whether the next sample should come soon: little is left, or it may soon be little."""
+    last = samples[-1]
+    if last.share < _MIN_TIGHT_SHARE:
+        return is_rushing(samples)
+    least = min(each.used or 0 for each in comparable(samples, WINDOW))
+    is_moving = (last.used or 0) - least > _MIN_MOVE * (last.limit or 0)
+    return last.share >= _MIN_ALARMING_SHARE or (last.waiting or 0.0) >= _WAITING_PERCENT or is_moving
 
 
 def is_alarming(samples: Sequence[MemorySample]) -> bool:

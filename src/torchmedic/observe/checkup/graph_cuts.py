@@ -1,9 +1,9 @@
 """Where tensors leave the graph, watched for one step of a run in which some parameters get no gradient.
 
-`detach`, `.data`, `numpy` and their like build no node, so for that one step these methods of `torch.Tensor`, and
-`sample` of distributions, are replaced by ones that note the caller and the parameters behind the tensor; and a global
-module hook notes which layers are called, from where, and which of those results they are given. A number that `item`
-read counts as a cut only once a new tensor is made of it: most are read for a log.
+`detach`, `.data`, `numpy` and their like build no node, so for that one step these methods, `nn.Parameter` and `sample`
+of distributions note the caller and the parameters behind the tensor; and a global module hook notes which layers are
+called, from where, and which of those results they are given. A number that `item` read counts as a cut only once a new
+tensor is made of it: most are read for a log.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.nn.modules import module as nn_module
 
 from torchmedic.contained import contained
 from torchmedic.observe.checkup.node_births import Site
+from torchmedic.observe.exchanged import Exchanged
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.user_code import is_user_file
 
-_METHODS = ("detach", "detach_", "numpy", "tolist", "argmax")
-_READS = ("item", "__float__")
+_METHODS = ("detach", "detach_", "numpy", "tolist", "argmax", "item", "__float__")
 _MAKERS = ("tensor", "as_tensor")
 _CALLING = (lambda original, args, kwargs: original(*args, **kwargs)).__code__
 _CALL_MODULE = torch.nn.Module._call_impl.__code__
@@ -79,7 +79,7 @@ class GraphCuts:
         self._feeding: set[int] = set()  # modules whose such result a trained layer was given
         self._numbers: dict[int, tuple[float, Cut]] = {}  # that were read, by identity
         self._watched: frozenset[int] | None = frozenset()  # identities of parameters; None: all
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._patches = Exchanged()
 
     def arm(self, parameters: list[torch.Tensor] | None) -> None:
         """Begin to note who cuts these parameters off; None for any."""
@@ -87,17 +87,18 @@ class GraphCuts:
             return
         self.armed = True
         self._watched = None if parameters is None else frozenset(map(id, parameters))
+        put = self._patches.put
         for name in _METHODS:
-            self._put(name, self._noting(name, getattr(torch.Tensor, name)))
-        for name in _READS:
-            self._put(name, self._noting(name, getattr(torch.Tensor, name)))
+            put(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
         for name in _MAKERS:
-            self._put(name, self._making(f"torch.{name}", getattr(torch, name)), torch)
+            put(torch, name, self._making(f"torch.{name}", getattr(torch, name)))
+        made = self._making("nn.Parameter", torch.nn.Parameter.__new__, 1)
+        put(torch.nn.Parameter, "__new__", staticmethod(made))
         for kind in _distributions():
-            self._put("sample", self._sampling(kind.sample), kind)
+            put(kind, "sample", self._sampling(kind.sample))
         data: Any = torch.Tensor.data
         look = self._noting("data", data.__get__)
-        self._put("data", property(look, data.__set__))
+        put(torch.Tensor, "data", property(look, data.__set__))
         nn_module._global_forward_pre_hooks[_HOOK] = contained("observe.checkup")(self._module_called)
         if parameters is not None:
             nn_module._global_forward_hooks[_HOOK] = contained("observe.checkup")(self._module_returned)
@@ -110,12 +111,7 @@ class GraphCuts:
         self._ungraded.clear()
         nn_module._global_forward_pre_hooks.pop(_HOOK, None)
         nn_module._global_forward_hooks.pop(_HOOK, None)
-        while self._undo:
-            owner, name, original = self._undo.pop()
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+        self._patches.take_back()
 
     def turn_ended(self) -> None:
         """An optimizer steps that has all its gradients: what was noted so far belongs to its step."""
@@ -131,18 +127,13 @@ class GraphCuts:
         called = self._called.get(id(module))
         return called if called is not None and called.module() is module else None
 
-    def _put(self, name: str, patch: Any, owner: Any = torch.Tensor) -> None:
-        # Most of these belong to the base class, which is torch's C code: ours stand before them.
-        self._undo.append((owner, name, owner.__dict__.get(name)))
-        setattr(owner, name, patch)
-
     def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         note = contained("observe.checkup")(self._note)
         note_parameter = contained("observe.checkup")(self._note_parameter)
 
         @functools.wraps(original)
         def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            result = _from_line_of(sys._getframe(1), original, (tensor, *args), kwargs)
+            result = from_line_of(sys._getframe(1), original, (tensor, *args), kwargs)
             if isinstance(tensor, torch.Tensor) and len(self.cuts) < _MAX_CUTS:
                 if tensor.grad_fn is not None:
                     note(name, tensor, result, sys._getframe(1))
@@ -174,7 +165,7 @@ class GraphCuts:
 
         @functools.wraps(original)
         def sample(distribution: Any, *args: Any, **kwargs: Any) -> Any:
-            result = _from_line_of(sys._getframe(1), original, (distribution, *args), kwargs)
+            result = from_line_of(sys._getframe(1), original, (distribution, *args), kwargs)
             given = [tensor for tensor in vars(distribution).values() if _has_graph(tensor)]
             if given and distribution.has_rsample and isinstance(result, torch.Tensor) and len(self.cuts) < _MAX_CUTS:
                 note("sample", given[0], result, sys._getframe(1))
@@ -182,14 +173,14 @@ class GraphCuts:
 
         return sample
 
-    def _making(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _making(self, name: str, original: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
         enter = contained("observe.checkup")(self._enter)
 
         @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
-            result = _from_line_of(sys._getframe(1), original, args, kwargs)
-            if args and len(self.cuts) < _MAX_CUTS:
-                enter(name, args[0], result, sys._getframe(1))
+            result = from_line_of(sys._getframe(1), original, args, kwargs)
+            if len(args) > position and len(self.cuts) < _MAX_CUTS:
+                enter(name, args[position], result, sys._getframe(1))
             return result
 
         return make
@@ -199,6 +190,8 @@ class GraphCuts:
         if isinstance(given, torch.Tensor):
             if given.grad_fn is not None and result.grad_fn is None:
                 self._note(name, given, result, frame)
+            elif self._watched is not None and id(given) in self._watched and _is_forward(frame):
+                self._note_parameter(name, given, frame)
             return
         for number in _numbers_in(given):
             value, cut = self._numbers.get(id(number), (None, None))
@@ -249,7 +242,7 @@ class GraphCuts:
         return id(module) in feeding
 
 
-def _from_line_of(frame: FrameType, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def from_line_of(frame: FrameType, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function as if from the line that a frame is at, so that a warning of torch's names that line."""
     code = _CALLING.replace(co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno)
     return FunctionType(code, frame.f_globals)(original, args, kwargs)
@@ -278,24 +271,19 @@ def _distributions() -> list[Any]:
 
 
 def _numbers_in(given: Any) -> list[float]:
-    if isinstance(given, float):
-        return [given]
+    given = [given] if isinstance(given, float) else given
     if not isinstance(given, list | tuple) or not given:
         return []
-    if isinstance(given[0], list | tuple):
-        return [number for row in given[:64] if isinstance(row, list | tuple) for number in _floats(row)]
-    return _floats(given)
-
-
-def _floats(given: list[Any] | tuple[Any, ...]) -> list[float]:
-    return [number for number in given[:_MAX_NUMBERS] if type(number) is float]
+    rows = [row for row in given[:64] if isinstance(row, list | tuple)] or [given]
+    return [number for row in rows for number in row[:_MAX_NUMBERS] if type(number) is float]
 
 
 def sites_of(frame: FrameType | None) -> tuple[Site, ...]:
     """The user's own instructions at and above a frame, innermost first."""
     sites: list[Site] = []
     while frame is not None and len(sites) < _MAX_SITES:
-        if is_user_file(frame.f_code.co_filename):
-            sites.append(Site(frame.f_code, frame.f_lasti))
+        code = frame.f_code
+        if is_user_file(code.co_filename) and code.co_code != _CALLING.co_code:
+            sites.append(Site(code, frame.f_lasti))
         frame = frame.f_back
     return tuple(sites)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from torchmedic.observe.checkup.normalisations import softmaxes_of_one
 
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -20,9 +22,6 @@ _MAX_TERMS = 32  # of a loss
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
 _MAX_COMPARED = 1 << 22  # elements of a tensor that are compared one by one
 _MIN_SATURATED = 0.99  # of the values of an activation
-_OF_CLASSES = ("nll_loss", "cross_entropy", "ctc_loss", "kl_div")
-_UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
-_VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
 _SUMS = frozenset("AddBackward SubBackward RsubBackward".split())
 _SCALING = frozenset("MulBackward DivBackward".split())
 _LINEAR = frozenset(
@@ -99,48 +98,6 @@ def promotions(graph: LossGraph) -> list[Node]:
     return found
 
 
-def softmaxes_of_one(graph: LossGraph) -> list[Node]:
-    """The softmaxes over a dimension of size 1, whose results are constant."""
-    return [node for node in graph.nodes if node.dim is not None and node.shape and node.shape[node.dim] == 1]
-
-
-def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node, int]]:
-    """Losses over the classes, and what they are given: a softmax over another dimension than that of the classes.
-
-    The last is the dimension that the classes have there.
-
-    Scores with as many classes as examples are left out: a contrastive loss may normalise over both dimensions.
-    """
-    for call in graph.losses():
-        if call.name not in _OF_CLASSES or len(call.shape) < 2 or (call.name == "kl_div" and len(call.shape) > 2):
-            continue
-        axis = len(call.shape) - 1 if call.name == "ctc_loss" else 1
-        node, classes = _before_reordering(graph, graph.made(call.sequence), axis)
-        if node is None or node.dim is None or not node.shape or classes >= len(node.shape):
-            continue
-        dim = node.dim % len(node.shape)
-        is_wrong = dim != classes and (dim == 0 or call.name in ("nll_loss", "ctc_loss"))
-        if is_wrong and node.shape[dim] != node.shape[classes] and min(node.shape[dim], node.shape[classes]) > 1:
-            yield call, node, classes
-
-
-def _before_reordering(graph: LossGraph, node: Node | None, axis: int) -> tuple[Node | None, int]:
-    """The node that made some values before they were copied or reordered, and where an axis of theirs was there."""
-    while node is not None and len(node.behind) == 1:
-        behind = graph.nodes[node.behind[0]]
-        if node.dims:
-            axis = node.dims[axis]
-        elif node.kind in _VIEWS:
-            before, after = behind.shape or (0,), node.shape or (0,)
-            if axis != len(after) - 1 or before[-1] != after[-1]:
-                return None, axis
-            axis = len(before) - 1
-        elif node.kind not in _UNCHANGED:
-            return node, axis
-        node = behind
-    return node, axis
-
-
 def activation_of(graph: LossGraph, call: LossCall) -> Node | None:
     """The node that made the values a loss is given, past a reshape and a constant factor of at most 1.
 
@@ -169,23 +126,6 @@ def factor_of(kind: str, raw: Any) -> float | None:
     return float(other) if kind == "MulBackward" else 1 / other
 
 
-def order_of_dims(kind: str, raw: Any, count: int) -> tuple[int, ...]:
-    """For an operation that reorders dimensions: which dimension of its input each of its result is."""
-    if kind == "PermuteBackward" and hasattr(raw, "_saved_dims"):
-        return tuple(signed(dim) % count for dim in raw._saved_dims)
-    if kind == "TransposeBackward" and hasattr(raw, "_saved_dim0"):
-        order = list(range(count))
-        first, second = signed(raw._saved_dim0) % count, signed(raw._saved_dim1) % count
-        order[first], order[second] = second, first
-        return tuple(order)
-    return ()
-
-
-def signed(dim: int) -> int:
-    """A dimension that autograd has saved, which may be a negative number read as one without a sign."""
-    return dim - (1 << 64) if dim >= 1 << 63 else dim
-
-
 def partial_sums(graph: LossGraph) -> list[Node]:
     """Sums and stacks of single numbers that reach the loss but for a factor, and have a term without a graph.
 
@@ -209,10 +149,15 @@ def partial_sums(graph: LossGraph) -> list[Node]:
             if size > 1:
                 continue
             found += [node] if node.missing else []
-        elif node.kind not in _LINEAR and not (node.kind in _SCALING and node.missing == [1]):
+        elif not is_linear(node):
             continue
         pending += node.behind
     return found
+
+
+def is_linear(node: Node) -> bool:
+    """Whether the result is a sum of what a node is given, but for constant factors."""
+    return node.kind in _LINEAR or node.kind in _SUMS or (node.kind in _SCALING and node.missing == [1])
 
 
 def share_in_double(nodes: Sequence[Node]) -> tuple[int, int]:

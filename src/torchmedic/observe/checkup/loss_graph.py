@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from torchmedic.observe.checkup import normalisations
+from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
     activation_of,
     factor_of,
@@ -22,14 +24,11 @@ from torchmedic.observe.checkup.graph_facts import (
     is_too_high,
     largest_given,
     loss_of_knowing_nothing,
-    order_of_dims,
     promotions,
-    signed,
-    softmaxes_of_one,
-    wrongly_normalised,
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
+from torchmedic.observe.checkup.zero_weights import zero_product
 from torchmedic.observe.device.async_devices import Fetch
 
 _MAX_NODES = 50_000  # of one graph
@@ -57,7 +56,7 @@ class Node:
 
     __slots__ = (
         *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "leaf"),
-        *("missing", "number", "sequence", "shape"),
+        *("missing", "number", "sequence", "shape", "zero"),
     )
 
     def __init__(self, number: int, raw: Any) -> None:
@@ -77,6 +76,7 @@ class Node:
         self.dim: int | None = None
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
+        self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
 
 
@@ -101,6 +101,7 @@ class LossGraph:
         self.nodes: list[Node] = []
         self.is_zero: Any = None  # whether every gradient is exactly 0, once that is known
         self.lost_terms: LostTerms | None = None  # of the same line, in a later step
+        self.foreign: ForeignTerm | None = None
         self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
         self._numbers: dict[Any, int] = {}
         self._measured = 0
@@ -117,8 +118,6 @@ class LossGraph:
             self._look_at_targets()
             self.untrained = self._of_knowing_nothing(tensors) if step == 0 else None
         self._numbers.clear()
-
-    # What rules ask
 
     def made(self, sequence: int | None) -> Node | None:
         """The node of a number that torch gave it."""
@@ -141,6 +140,11 @@ class LossGraph:
     def leaves(self) -> list[torch.Tensor]:
         return [leaf for node in self.nodes if node.leaf is not None and (leaf := node.leaf()) is not None]
 
+    def leaves_below(self, number: int) -> list[torch.Tensor]:
+        """The leaves that a node reaches."""
+        found = [self.nodes[each].leaf for each in self._reached([], [number])]
+        return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
     def gates(self) -> list[Node]:
         return [node for node in self.nodes if node.closed is not None]
 
@@ -152,7 +156,7 @@ class LossGraph:
             return True
         if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
             return True
-        if softmaxes_of_one(self) or any(wrongly_normalised(self)) or self.lost_terms is not None:
+        if normalisations.are_remarkable(self) or self.lost_terms is not None or zero_product(self) is not None:
             return True
         for call in self.losses():
             node = activation_of(self, call)
@@ -168,10 +172,10 @@ class LossGraph:
     def reaches(self, node: Node, *, without: Iterable[Node]) -> bool:
         return node.number in self._reached(without)
 
-    def _reached(self, without: Iterable[Node]) -> set[int]:
+    def _reached(self, without: Iterable[Node], start: Sequence[int] | None = None) -> set[int]:
         stops = {node.number for node in without}
         seen: set[int] = set()
-        pending = [root.node for root in self.roots if root.node is not None]
+        pending = [root.node for root in self.roots if root.node is not None] if start is None else list(start)
         while pending:
             number = pending.pop()
             if number in seen or number in stops:
@@ -207,7 +211,7 @@ class LossGraph:
         """Have every number that is still on its device brought to the host, at once; with the only wait, if any."""
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
-        places += [(node, "largest", node.largest) for node in self.nodes]
+        places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "zero")]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
         tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]
@@ -229,8 +233,6 @@ class LossGraph:
             if isinstance(count, torch.Tensor):
                 self.outside[key] = (int(next(values)), size)
         return True
-
-    # Reading
 
     def _walk(self, raws: list[Any]) -> None:
         pending = [raw for raw in raws if raw is not None]
@@ -259,8 +261,8 @@ class LossGraph:
         self._numbers[raw] = node.number
         self.nodes.append(node)
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
-            node.dim = signed(int(raw._saved_dim))
-        node.dims = order_of_dims(node.kind, raw, len(node.shape or ()))
+            node.dim = normalisations.signed(int(raw._saved_dim))
+        node.dims = normalisations.order_of_dims(node.kind, raw, len(node.shape or ()))
         if self._may_read and self._measured < _MAX_GATES:
             with suppress(RuntimeError):  # freed, or overwritten since, which backward itself will complain of
                 node.closed = is_closed(node.kind, raw)

@@ -1,26 +1,30 @@
 """Terms of a loss that have no graph, watched for one step of a run whose loss adds something without one.
 
 For that step, `+` and `-` of tensors note where a number with a graph meets one without, and whatever drops a graph
-(`item`, `detach`, `autograd.grad` without `create_graph`, a module that is called under `no_grad`) notes its line. The
-rule asks whether the term without a graph comes from such a line.
+(`item`, `detach`, `autograd.grad` without `create_graph`, a module that is called under `no_grad`) notes its line, and
+so does a loss function that is given nothing with a graph. The rule asks whether the term without a graph comes from
+such a line.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from torchmedic.contained import contained
-from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts, sites_of
-from torchmedic.observe.checkup.node_births import Site
+from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts, from_line_of, sites_of
+from torchmedic.observe.checkup.node_births import LOSSES, Site
 from torchmedic.source.user_code import is_user_file
 
 _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
 _RIGHT = ("__radd__", "__rsub__")
 _MAX_SUMS = 200
+_MAX_CALLS = 2000
 _MAX_UNRECORDED = 32  # calls of modules under `no_grad` that are noted, as a validation makes many
 _MAX_BACKWARDS = 4  # calls of backward for other losses, while the loss in question is awaited
 
@@ -41,7 +45,9 @@ class LostTerms(GraphCuts):
     def __init__(self) -> None:
         super().__init__()
         self.sums: list[MixedSum] = []
+        self.constants: list[Cut] = []  # losses of values without a graph
         self.key: tuple[str, int] | None = None  # the call of backward whose loss is watched
+        self._calls: list[tuple[frozenset[int], tuple[Site, ...]]] = []  # of layers, by their parameters
         self._backwards = 0
         self._unrecorded = 0  # calls of modules under `no_grad`
         self._turns: dict[tuple[CodeType, int], int] = {}  # by instruction: how many terms it has added
@@ -53,7 +59,9 @@ class LostTerms(GraphCuts):
         self.key = key
         self.arm(None)
         for name in (*_LEFT, *_RIGHT):
-            self._put(name, self._summing(name, getattr(torch.Tensor, name)))
+            self._patches.put(torch.Tensor, name, self._summing(name, getattr(torch.Tensor, name)))
+        for name in LOSSES:
+            self._patches.put(functional, name, self._losing(name, getattr(functional, name)))
 
     def backward_begins(self, key: tuple[str, int]) -> bool:
         """A backward begins; whether it is that of the watched loss, and the watch is over."""
@@ -61,6 +69,10 @@ class LostTerms(GraphCuts):
         if key == self.key or self._backwards > _MAX_BACKWARDS:
             self.disarm()
         return key == self.key
+
+    def calls_of(self, parameters: frozenset[int]) -> list[tuple[Site, ...]]:
+        """The calls of layers that have some of these parameters."""
+        return [sites for own, sites in self._calls if own & parameters]
 
     def gradients_asked(self, roots: Any, asking: FrameType) -> None:
         """`autograd.grad` is called, in its own frame: without `create_graph` its result has no graph."""
@@ -73,10 +85,14 @@ class LostTerms(GraphCuts):
 
     def _module_called(self, module: torch.nn.Module, args: Any) -> None:
         super()._module_called(module, args)
+        if torch.is_grad_enabled() and len(self._calls) < _MAX_CALLS:
+            own = frozenset(map(id, module.parameters(recurse=False)))
+            self._calls += [(own, sites_of(sys._getframe(1)))] if own else []
         if torch.is_grad_enabled() or self._unrecorded >= _MAX_UNRECORDED:
             return
         sites = sites_of(sys._getframe(1))
         behind = frozenset(id(tensor) for tensor in module.parameters() if tensor.requires_grad)
+        behind = behind.union(*(self._behind(given) for given in args if isinstance(given, torch.Tensor)))
         if behind and not any(cut.sites == sites for cut in self.cuts):
             self._unrecorded += 1
             self.cuts.append(Cut("no_grad", sites, behind))
@@ -84,6 +100,22 @@ class LostTerms(GraphCuts):
     def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
         if is_user_file(frame.f_code.co_filename):  # a library, or torchmedic itself, may well read a value
             super()._note(name, tensor, result, frame)
+
+    def _losing(self, name: str, original: Any) -> Any:
+        note = contained("observe.checkup")(self._note_loss)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = from_line_of(sys._getframe(1), original, args, kwargs)
+            note(name, result, sys._getframe(1))
+            return result
+
+        return call
+
+    def _note_loss(self, name: str, result: Any, frame: FrameType) -> None:
+        is_constant = torch.is_grad_enabled() and isinstance(result, torch.Tensor) and not result.requires_grad
+        if is_constant and len(self.constants) < _MAX_SUMS:
+            self.constants.append(Cut(name, sites_of(frame), frozenset()))
 
     def _summing(self, name: str, original: Any) -> Any:
         note = contained("observe.checkup")(self._note_sum)

@@ -19,6 +19,7 @@ import torch
 
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.checkup.differences import Differences, Operand, is_plain, sequence_of
+from torchmedic.observe.exchanged import Exchanged
 from torchmedic.observe.saved_hooks import top_hooks
 from torchmedic.source.user_code import is_user_file
 
@@ -93,7 +94,7 @@ class NodeBirths:
         self.layers: dict[int, tuple[weakref.ref[torch.nn.Module], Birth]] = {}  # that built nodes
         self._count = 0
         self._modes = 0
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._patches = Exchanged()
         self._loss: LossCall | None = None
         self._differences = Differences()
 
@@ -112,17 +113,17 @@ class NodeBirths:
             return False
         self.has_hooks = top_hooks() is not None
         self.layers, self._count = {}, 0
-        self._put(traces, "format_stack", self._answering(traces.format_stack))
-        self._put(
+        self._patches.put(traces, "format_stack", self._answering(traces.format_stack))
+        self._patches.put(
             torch._C._autograd,
             "_push_saved_tensors_default_hooks",
             self._noticing(torch._C._autograd._push_saved_tensors_default_hooks),
         )
         for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
-            self._put(kind, "__init__", self._giving_way(kind.__init__))
+            self._patches.put(kind, "__init__", self._giving_way(kind.__init__))
         # The mode is ours: for all others it is off, as they have set it.
         for name in ("is_anomaly_enabled", "is_anomaly_check_nan_enabled"):
-            self._put(torch, name, _Answer(name, getattr(torch, name)()))
+            self._patches.put(torch, name, _Answer(name, getattr(torch, name)()))
         self.armed = True
         torch.set_anomaly_enabled(True, False)
         return True
@@ -133,9 +134,7 @@ class NodeBirths:
             return
         self.armed = False
         self._loss = None
-        while self._undo:
-            owner, name, original = self._undo.pop()
-            setattr(owner, name, original)
+        self._patches.take_back()
         if torch.is_anomaly_enabled() and not torch.is_anomaly_check_nan_enabled():
             torch.set_anomaly_enabled(False, True)
 
@@ -143,10 +142,6 @@ class NodeBirths:
         """Stop for good: something runs that must not be disturbed."""
         self.refused = True
         self.disarm()
-
-    def _put(self, owner: Any, name: str, patch: Any) -> None:
-        self._undo.append((owner, name, owner.__dict__[name]))
-        setattr(owner, name, patch)
 
     def _noticing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _push_saved_tensors_default_hooks(*args: Any) -> Any:
@@ -180,7 +175,7 @@ class NodeBirths:
             if not self.armed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > self._modes:
                 return original()
             try:
-                return self._birth(sys._getframe(1))
+                return self._birth(sys._getframe().f_back)  # None in a thread without Python, such as those of gloo
             except Exception as error:
                 self.refuse()
                 report_fault("observe.checkup", error)

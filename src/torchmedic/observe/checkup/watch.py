@@ -21,12 +21,14 @@ from typing import Any, Protocol
 import torch
 
 from torchmedic.observe.checkup.compiled_look import eager_cuts, eager_graph
-from torchmedic.observe.checkup.graph_facts import all_zero, is_blocked, partial_sums
+from torchmedic.observe.checkup.graph_facts import all_zero, is_blocked
 from torchmedic.observe.checkup.loss_graph import LossGraph
-from torchmedic.observe.checkup.lost_terms import LostTerms, gradient_call
+from torchmedic.observe.checkup.lost_terms import gradient_call
 from torchmedic.observe.checkup.node_births import NodeBirths
 from torchmedic.observe.checkup.phases import Phases
+from torchmedic.observe.checkup.term_watch import TermWatch
 from torchmedic.observe.checkup.unreached_parameters import Unreached
+from torchmedic.observe.checkup.zero_weights import note_zero_weights, zero_product
 from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.numbers.finite_checks import are_plain
@@ -60,8 +62,7 @@ class Checkup:
         self.on = False
         self.births = NodeBirths()
         self.unreached = Unreached()
-        self.terms = LostTerms()
-        self._partial: LossGraph | None = None  # a loss with a term that has no graph
+        self.terms = TermWatch(judge.check_up)
         self.waits: DeviceWaits | None = None
         self.evaluation: Evaluation | None = None
         self.graphs: list[LossGraph] = []  # of lines that will be looked at again
@@ -126,8 +127,7 @@ class Checkup:
         if self._is_compiled:
             self._look_at_compiled(key, frame)
             return
-        if self.terms.armed:
-            self._follow_terms(roots, key, frame)
+        self.terms.backward_begins(roots, key, frame)
         if self.unreached.cuts.armed and gradient_call(frame) is None:
             self.unreached.backward_begins(roots)
         was_armed = self.births.armed
@@ -164,24 +164,6 @@ class Checkup:
             self.unreached.cuts.disarm()
             self.unreached.cuts = eager_cuts(rerun, missing)
 
-    @property
-    def _awaits_terms(self) -> bool:
-        return self._partial is not None and not self.terms.done and not self.births.refused
-
-    def _watch_terms(self) -> None:
-        """Watch the terms of a loss in the next step, unless cuts are watched: both replace the same methods."""
-        if self._partial is not None and self._awaits_terms and not self.unreached.cuts.armed:
-            self.terms.watch(self._partial.key)
-
-    def _follow_terms(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
-        """A backward begins while the terms of a loss are watched."""
-        asking = gradient_call(frame)
-        if asking is not None:
-            self.terms.gradients_asked(roots, asking)
-        elif self.terms.backward_begins(key) and self._partial is not None:
-            self._partial.lost_terms = self.terms
-            self._judge.check_up([self._partial], frame)
-
     def backward_ended(self, frame: FrameType, has_optimizers: bool, result: Any = None) -> None:
         if self._fresh and not has_optimizers:
             asked = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, tuple) else []
@@ -213,6 +195,9 @@ class Checkup:
             for graph in self._fresh:
                 if graph.is_zero is None and graph.gates():
                     graph.is_zero = all_zero(gradients)
+                if not self._phases.late_looks:
+                    note_zero_weights(graph, [tensor for group in optimizer.param_groups for tensor in group["params"]])
+        self.terms.step_begins(optimizer, self._fresh)
 
     def _ask_for_phase(self, optimizer: Any) -> None:
         """Look at everything again if there is another optimizer, or if other parameters are trained."""
@@ -256,7 +241,7 @@ class Checkup:
         if self.unreached.is_due():
             self._judge.left_out(self.unreached, frame)
         waits = self.waits is not None and not self.waits.over
-        is_open = self.unreached.is_open or self._awaits_terms
+        is_open = self.unreached.is_open or (self.terms.is_open(self._steps) and not self.births.refused)
         self.rests = not (self._wanted or self._due or self._awaited or self.is_armed or waits or is_open)
 
     def exiting(self) -> None:
@@ -279,7 +264,7 @@ class Checkup:
             return
         fresh, self._awaited = self._awaited, []
         for graph in fresh:
-            if is_blocked(graph) and self._looks[graph.key] < _MAX_LOOKS:
+            if (is_blocked(graph) or zero_product(graph) is not None) and self._looks[graph.key] < _MAX_LOOKS:
                 if self._looks[graph.key] < _MAX_LOOKS - 1:
                     self._wanted.add(graph.key)
                 else:
@@ -288,9 +273,13 @@ class Checkup:
         if any(graph.is_remarkable() for graph in fresh):
             self._judge.check_up(self.graphs, frame)
         self.graphs = [graph for graph in self.graphs if graph.key in self._wanted or graph.key in self._due]
-        if self._partial is None:
-            self._partial = next((graph for graph in fresh if partial_sums(graph)), None)
+        self.terms.settled(fresh)
         self._watch_terms()
+
+    def _watch_terms(self) -> None:
+        """Watch the terms of a loss in the next step, unless cuts are watched: both replace the same methods."""
+        if not self.unreached.cuts.armed and not self.births.refused:
+            self.terms.watch()
 
 
 def _is_plain_backward() -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from torchmedic.contained import contained
+from torchmedic.observe.exchanged import Exchanged
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import PACKAGE, is_user_file, outside_torch
 
@@ -41,7 +42,7 @@ class WaitCalls:
         self._begins = contained("observe.checkup")(listener.begins)
         self._ended = contained("observe.checkup")(listener.ended)
         self.armed = False
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._patches = Exchanged()
 
     def arm(self) -> None:
         if self.armed:
@@ -57,17 +58,10 @@ class WaitCalls:
 
     def disarm(self) -> None:
         self.armed = False
-        while self._undo:
-            owner, name, original = self._undo.pop()
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+        self._patches.take_back()
 
     def _put(self, owner: Any, name: str) -> None:
-        # Most methods belong to a base class, which is torch's C code: ours stand before them.
-        self._undo.append((owner, name, owner.__dict__.get(name)))
-        setattr(owner, name, self._around(getattr(owner, name), name))
+        self._patches.put(owner, name, self._around(getattr(owner, name), name))
 
     def _around(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         begins, ended = self._begins, self._ended

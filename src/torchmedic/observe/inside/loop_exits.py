@@ -44,6 +44,25 @@ def exits_of(loop: Loop, tree: ast.Module) -> Exits:
     )
 
 
+def comparisons_of(loop: Loop) -> list[tuple[ast.expr, ast.expr]]:
+    """The two sides of every exit of a loop; empty if an exit is more than a comparison of two things."""
+    tests: list[tuple[ast.expr, type[ast.cmpop]]] = [(branch.test, ast.NotEq) for branch in _ways_out(loop)]
+    if isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant):
+        tests.append((loop.test, ast.Eq))
+    found = []
+    for test, unlikely in tests:
+        match test:
+            case ast.Compare(
+                left=left, ops=[ast.Eq() | ast.NotEq() | ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() as op]
+            ):
+                if isinstance(op, unlikely):
+                    return []  # anything but one value ends the loop
+                found.append((left, test.comparators[0]))
+            case _:
+                return []
+    return found
+
+
 def has_no_way_out(loop: Loop) -> bool:
     """`while True` without `break`, `return`, `raise` or `yield`."""
     if not isinstance(loop, ast.While) or not (isinstance(loop.test, ast.Constant) and loop.test.value):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from types import FrameType
 from typing import NamedTuple
 
-from torchmedic.observe.inside.loop_exits import Loop, exits_of, has_no_way_out
+from torchmedic.observe.inside.loop_exits import Loop, comparisons_of, exits_of, has_no_way_out
 from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, value_of, variables
 from torchmedic.records.inside import LoopView
 from torchmedic.source.syntax import CALLABLES, syntax_tree
@@ -79,6 +80,7 @@ def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
     with variables(frame) as known:
         values = tuple(shown(value_of(node, frame, known)) for node in read.values()) if same else ()
     guarded = exits is not None and exits.guards_judged
+    receding = _receding(loop, frame, looks)
     return LoopView(
         file=frame.f_code.co_filename,
         line=loop.lineno,
@@ -87,9 +89,31 @@ def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
         kind="while" if isinstance(loop, ast.While) else "for",
         endless=has_no_way_out(loop),
         unchanged=tuple(read) if same else (),
-        values=values,
+        values=values or tuple(receding.values()),
         hopeless=same and guarded and exits is not None and all(_same(text, frame, looks) for text in exits.guards),
+        receding=tuple(receding),
     )
+
+
+def _receding(loop: Loop, frame: FrameType, looks: list[Look]) -> dict[str, str]:
+    """The last values of the numbers that exits compare, if in every look they were further apart than before."""
+    found: dict[str, str] = {}
+    for sides in comparisons_of(loop):
+        course = [[_number(side, frame, look) for side in sides] for look in looks]
+        gaps = [left - right for left, right in course if left is not None and right is not None]
+        if len(gaps) < len(looks) or any(a * b <= 0 or abs(b) <= abs(a) for a, b in itertools.pairwise(gaps)):
+            return {}
+        names = [ast.unparse(side) for side in sides if not isinstance(side, ast.Constant)]
+        found |= {name: looks[-1].prints[f"{id(frame)}:{name}"] for name in names}
+    return found
+
+
+def _number(side: ast.expr, frame: FrameType, look: Look) -> float | None:
+    text = side.value if isinstance(side, ast.Constant) else look.prints.get(f"{id(frame)}:{ast.unparse(side)}")
+    try:
+        return float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
 
 
 def _same(text: str, frame: FrameType, looks: list[Look]) -> bool:

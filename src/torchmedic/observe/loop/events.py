@@ -42,6 +42,7 @@ class Watched:
         self.reference = weakref.ref(optimizer)
         self.number = number
         self.built = built
+        self.caller: Place | None = None  # of the function that built it
         self.witness: Witness | None = None
         self.searched = 0
         self.thrown_away = ThrownAway()

@@ -175,10 +175,12 @@ class Habits(Numbering):
         self.wake()
         user = user_frame(frame)
         built = Place(user.f_code.co_filename, user.f_lineno) if user is not None else None
+        caller = user_frame(user.f_back) if user is not None else None
         number = self.number(optimizer)
         known = self.optimizers.get(number)
         if known is None or known.built is None:  # `load_state_dict` comes here for one that was built before
-            self.optimizers[number] = Watched(optimizer, number, built)
+            watched = self.optimizers[number] = Watched(optimizer, number, built)
+            watched.caller = Place(caller.f_code.co_filename, caller.f_lineno) if caller is not None else None
         for dead in [key for key, watched in self.optimizers.items() if watched.reference() is None]:
             del self.optimizers[dead]
 

@@ -7,6 +7,7 @@ copies from an earlier look. The counts of a device that is read late are copied
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -96,7 +97,7 @@ class Steady:
                 self._look_at_weights(optimizer, rates, step)
             if self.moves is not None and self.moves.are_doubtful:
                 return True
-        return self.nothing_since() is not None
+        return self.nothing_since() is not None or self.negative_since() is not None
 
     def lost_gradients(self) -> bool:
         """Whether fewer parameters have a gradient than at the look before, although none was frozen."""
@@ -109,13 +110,16 @@ class Steady:
 
     def nothing_since(self) -> Rate | None:
         """The first look since which the rate has been next to nothing, against the largest; None if it is not."""
-        largest = max((each.rate for each in self.rates), default=0.0)
-        found: Rate | None = None
-        for each in reversed(self.rates):
-            if each.rate > _MAX_DEAD_SHARE * largest:
-                break
-            found = each
-        return found if largest > 0 else None
+        bound = _MAX_DEAD_SHARE * max((each.rate for each in self.rates), default=0.0)
+        return self._since(lambda rate: abs(rate) <= bound) if bound > 0 else None
+
+    def negative_since(self) -> Rate | None:
+        """The first look since which the rate has been negative; None if it is not, or was never anything else."""
+        return self._since(lambda rate: rate < 0) if max((each.rate for each in self.rates), default=0.0) > 0 else None
+
+    def _since(self, is_bad: Callable[[float], bool]) -> Rate | None:
+        bad = list(itertools.takewhile(lambda each: is_bad(each.rate), reversed(self.rates)))
+        return bad[-1] if bad else None
 
     def note_rate(self, step: int, rate: float) -> None:
         if len(self.rates) < _MAX_RATES:

@@ -2,7 +2,8 @@
 
 What: backward ran and every gradient is 0. Each path back contains an operation that passes no gradient: a clamp whose
 bound is active for all values, a ReLU that returns 0 everywhere, a saturated sigmoid or tanh, or `round`, `floor` and
-`sign`, whose derivative is 0 almost everywhere.
+`sign`, whose derivative is 0 almost everywhere. Or two weights that are multiplied with each other are both 0, as both
+factors of a low-rank adapter, or all layers of a model whose weights were set to 0.
 
 Why: if a clamp holds a value at its bound, a small change of the value has no effect, so its derivative is 0. The
 optimizer has no gradient to use, and nothing learns. No error is raised.
@@ -13,10 +14,23 @@ initialisation; a smooth function (`softplus` for a clamp or ReLU at 0); a strai
 
 from __future__ import annotations
 
+import ast
+
+import msgspec
+import torch
+
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.zero_weights import ZeroProduct, zero_product
+from torchmedic.records import Location, Role
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.layers import table_built_at
+from torchmedic.source.syntax import callee, nodes_in
+from torchmedic.source.user_variables import user_trees
 
+_CLEARING = ("zeros_", "zero_", "constant_", "fill_")
+_MIN_LOOKS_AT_ZEROS = 3  # the first update may well leave one of two factors as it is
 _MIN_LOOKS_IN_LOOP = 2  # looks at a line inside of a loop
 _KINDS = {
     "ReluBackward": ("ReLU", "gives 0 for every value"),
@@ -43,7 +57,41 @@ def check(evidence: CheckUp) -> Draft | None:
         shut = [shut_gates(other) for other in seen]
         if all(shut):
             return _diagnosis(evidence, seen[-1], shut[-1])
+        products = [zero_product(other) for other in seen]
+        if len(seen) >= _MIN_LOOKS_AT_ZEROS and products[-1] is not None and all(products):
+            return _of_zeros(evidence, seen[-1], products[-1])
     return None
+
+
+def _of_zeros(evidence: CheckUp, graph: LossGraph, found: ZeroProduct) -> Draft:
+    first, second = (evidence.name_of(tensor) or "a weight" for tensor in found.weights)
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the gradients of `{first}` and `{second}` are exactly 0, so they never change"
+    draft.cause = "both are 0, and the gradient of each is multiplied by the other"
+    for tensor in found.weights:
+        draft.at(_made(evidence, "origin" if draft.has_place else "cause", tensor))
+    draft.at(evidence.of_node("surfaced" if draft.has_place else "cause", found.product, "multiplies the two"))
+    draft.because(f"they and their gradients were 0 in {len(evidence.of_line(graph))} steps that were looked at")
+    draft.help("begin with random values in one of the two", safety="changes-training")
+    return draft.about(step=graph.step)
+
+
+def _made(evidence: CheckUp, role: Role, tensor: torch.Tensor) -> Location | None:
+    """The line that set a weight to 0, as far as it can be told; else the line that made it."""
+    layer = next((layer for _, _, layer in evidence.owners(tensor)), None)
+    if layer is None:
+        return None
+    clearing = [
+        (file, node)
+        for file, tree in user_trees()
+        for node in nodes_in(tree)
+        if isinstance(node, ast.Call) and callee(node) in _CLEARING and "weight" in ast.unparse(node)
+    ]
+    if type(layer).__module__.startswith("torch.nn"):
+        is_known = len(clearing) == 1
+        return node_location(role, *clearing[0], "sets it to 0") if is_known else evidence.built(role, layer, "is 0")
+    found = table_built_at(evidence.frames, tensor, None, "is 0")
+    return msgspec.structs.replace(found, role=role) if found is not None else None
 
 
 def shut_gates(graph: LossGraph) -> list[Node]:

@@ -2,7 +2,8 @@
 
 What: the loss is a sum, and one of its terms was cut off from the weights that it is computed from: by `item()`,
 `detach()`, `float()` or `torch.tensor()`, because it comes from `autograd.grad` without `create_graph=True`, or because
-a module computes it under `no_grad`.
+a module computes it under `no_grad`. Or a loss function was given nothing that a trained weight has a part in, such as
+the teacher's output twice.
 
 Why: autograd sees such a term as a constant. It changes the printed loss and no gradient: a penalty that penalises
 nothing, a regularisation that does not regularise. No error is raised.
@@ -26,6 +27,7 @@ from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.term_flow import (
     Callees,
     Part,
+    call_at,
     names_in,
     operands,
     parts_behind,
@@ -49,7 +51,7 @@ _HOW = {
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         if graph.lost_terms is not None:
-            found = _lost_term(evidence, graph, graph.lost_terms)
+            found = _lost_term(evidence, graph, graph.lost_terms) or _foreign_term(evidence, graph, graph.lost_terms)
             if found is not None:
                 return found
     return None
@@ -65,15 +67,50 @@ def _lost_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagnosi
         if node.kind == "StackBackward" and node.birth is not None
         for index in node.missing
     ]
-    callees = _callees(lost.cuts)
-    for mixed in sums:
-        term, cuts = _cuts_of(mixed, lost.cuts, callees)
+    # To cut off what no optimizer has, as a teacher, is meant.
+    trained = {id(tensor) for tensor in evidence.optimized}
+    dropped = [cut for cut in lost.cuts if not trained or cut.behind & trained]
+    for mixed, known in itertools.product(sums, (dropped, lost.constants)):
+        term, cuts = _cuts_of(mixed, known, _callees(known))
         if term and cuts:
             # A cut after which parameters get no gradient at all says more than a baseline that is learned elsewhere.
             reached = {id(leaf) for leaf in graph.leaves()}
             cuts.sort(key=lambda cut: not cut.behind <= reached)
             return _diagnosis(evidence, graph, term, mixed, cuts)
     return None
+
+
+def _foreign_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagnosis | None:
+    """A term that trains nothing, because what the optimizer trains was cut off before a layer of another model."""
+    foreign = graph.foreign
+    if foreign is None or foreign.is_used:
+        return None
+    cuts = [cut for cut in lost.cuts if cut.behind & foreign.owned and cut.sites and not cut.is_of_other_turn]
+    sites = dict.fromkeys(site for call in lost.calls_of(foreign.leaves) for site in call)
+    calls = [part for site in sites if (part := call_at(spot_of(site))) is not None]
+    flow = [part for call in calls for part in parts_behind((call,))]
+    cuts = [cut for cut in cuts if any(part.covers(spot_of(site)) for site in cut.sites for part in flow)]
+    if len({cut.sites[0] for cut in cuts}) != 1:
+        return None
+    cut = cuts[-1]
+    how = _HOW.get(cut.name, f"`{cut.name}()`")
+    draft = check.draft(
+        evidence,
+        "proven",
+        "a term of the loss adds nothing to the gradient of any parameter that the next update changes",
+        f"{how} drops the graph before the layers that compute the term",
+    )
+    draft.at(
+        evidence.at("cause", cut.sites, "the graph ends here"),
+        evidence.of_node("surfaced", foreign.whole, "one term of this sum trains nothing"),
+    )
+    draft.because(
+        f"the term reaches {len(foreign.leaves)} parameters of another model, whose gradients are cleared before they "
+        f"are used, and none of the {len(foreign.owned)} that the optimizer has",
+        f"the graph that is dropped leads to {len(cut.behind & foreign.owned)} of those",
+    )
+    cure = "use `rsample()`" if cut.name == "sample" else f"give the layers the tensor without {how}"
+    return draft.help(cure, safety="changes-training").done(step=graph.step, severity="warning")
 
 
 def _callees(cuts: list[Cut]) -> Callees:
@@ -102,9 +139,23 @@ def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, l
 
 
 def _names_at(spot: Spot) -> set[str]:
-    """The names in the expression at a spot."""
+    """The names in the expression at a spot, without those that are imported."""
+    node = _expression_at(spot)
+    imported = (each for each in nodes_in(syntax_tree(spot.file)) if isinstance(each, ast.alias))
+    return names_in(node) - {each.asname or each.name for each in imported} if node is not None else set()
+
+
+def _expression_at(spot: Spot) -> ast.expr | None:
     found = (node for node in nodes_in(syntax_tree(spot.file)) if isinstance(node, ast.expr))
-    return next((names_in(node) for node in found if span_of(spot_of_node(spot.file, node)) == span_of(spot)), set())
+    return next((node for node in found if span_of(spot_of_node(spot.file, node)) == span_of(spot)), None)
+
+
+def _how(cut: Cut) -> str:
+    """What drops the graph, as the user wrote it: torch calls `float` itself for the items of a list."""
+    node = _expression_at(spot_of(cut.sites[0])) if cut.name == "__float__" else None
+    if isinstance(node, ast.Call):
+        return f"`{ast.unparse(node.func)}()`"
+    return _HOW.get(cut.name, f"`{cut.name}()`")
 
 
 def _names_outside_arguments(node: ast.AST) -> set[str]:
@@ -130,10 +181,27 @@ def _is_log(cut: Cut, cuts: list[Cut], mixed: MixedSum) -> bool:
     )
 
 
+def _constant(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, cut: Cut) -> Diagnosis:
+    draft = check.draft(
+        evidence,
+        "proven",
+        f"the term `{text}` of the loss has no graph, so it adds nothing to any gradient",
+        f"nothing that `{cut.name}` is given depends on a trained parameter",
+    )
+    draft.at(
+        evidence.at("cause", cut.sites, f"`{cut.name}` of values without a graph"),
+        evidence.at("surfaced", mixed.sites, f"`{text}` is a constant here"),
+    )
+    draft.help(f"give `{cut.name}` what the trained model computes", safety="changes-training")
+    return draft.done(step=graph.step, severity="warning")
+
+
 def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, cuts: list[Cut]) -> Diagnosis:
     cut = cuts[-1]
+    if not cut.behind:
+        return _constant(evidence, graph, text, mixed, cut)
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
-    how = _HOW.get(cut.name, f"`{cut.name}()`")
+    how = _how(cut)
     draft = check.draft(
         evidence,
         "likely" if others and cut.name != "autograd.grad" else "proven",

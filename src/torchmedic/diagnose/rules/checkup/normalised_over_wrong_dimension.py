@@ -1,7 +1,7 @@
 """Class scores are normalised over the batch or the positions, and the loss takes them as normalised over the classes.
 
 What: `nll_loss` or `cross_entropy` was given the result of a `softmax` or `log_softmax` over another dimension than the
-dimension of the classes, which is dimension 1.
+dimension of the classes, which is dimension 1. Or attention weights are normalised over the examples of a batch.
 
 Why: with `dim=0` the probabilities of one class add up to 1 over the batch, so the examples of a batch compete with
 each other. The loss does not fall when the right class gets a higher score than the others, and the result depends on
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.observe.checkup.graph_facts import wrongly_normalised
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
+from torchmedic.observe.checkup.normalisations import attention_over_batch, wrongly_normalised
 
 
 @rule("TM644", "normalised-over-wrong-dimension")
@@ -24,7 +24,22 @@ def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         for call, node, classes in wrongly_normalised(graph):
             return _diagnosis(evidence, graph, call, node, classes)
+        for node in attention_over_batch(graph):
+            return _of_attention(evidence, graph, node)
     return None
+
+
+def _of_attention(evidence: CheckUp, graph: LossGraph, node: Node) -> Draft:
+    shape = list(node.shape or ())
+    draft = check.draft(evidence, "proven")
+    draft.message = "the attention weights are normalised over the batch instead of the positions"
+    draft.cause = (
+        "`softmax` was taken over dimension 0, and the product with the values adds up over the last dimension"
+    )
+    draft.at(evidence.of_node("cause", node, "adds up to 1 over the batch"))
+    draft.because(f"the scores have the shape {shape}: the {shape[0]} examples of a batch compete with each other")
+    draft.help("write `dim=-1`, the dimension of the positions", safety="changes-training")
+    return draft.about(step=graph.step).rated("warning")
 
 
 def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node, classes: int) -> Draft:

@@ -20,8 +20,8 @@ import msgspec
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.observe.checkup.graph_facts import softmaxes_of_one
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.normalisations import softmaxes_of_one
 from torchmedic.records import Location
 from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 
@@ -71,7 +71,9 @@ def _in_every_step(evidence: CheckUp, graph: LossGraph) -> Node | None:
         other.reaches_leaf(without=softmaxes_of_one(other)) for other in seen
     ):
         return None
-    return next((node for node in softmaxes_of_one(seen[-1]) if _is_over_features(node)), None)
+    last = seen[-1]
+    scored = [last.value_of(last.made(call.sequence)) for call in last.losses() if len(call.shape) > 1]
+    return next((node for node in softmaxes_of_one(last) if _is_over_features(node) or node in scored), None)
 
 
 def _is_over_features(softmax: Node) -> bool:

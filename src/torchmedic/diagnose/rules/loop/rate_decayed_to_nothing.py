@@ -1,10 +1,12 @@
-"""The learning rate fell to next to nothing early, and more than half of all updates change nothing.
+"""The learning rate fell below 0, or fell to next to nothing early, so that most updates change nothing.
 
-What: the learning rate is 0, or less than a ten-thousandth of what it was, and has been for more than half of the run.
+What: the learning rate is 0, or less than a ten-thousandth of what it was, and has been for more than half of the run;
+or the learning rate is negative.
 
 Why: a schedule that was meant to move once per epoch moves with every batch; its length was given in epochs or for a
 shorter run; or a factor is applied far more often than it was meant to be. An update is the learning rate times the
-gradient, so the weights stay as they are. The loss stands still, and no error is raised.
+gradient, so the weights stay as they are. The loss stands still, and no error is raised. A schedule that goes on after
+its end may pass 0: with a negative rate every update raises the loss.
 
 Cure: call `scheduler.step()` once per epoch, or give the schedule its length in updates:
 `epochs * len(loader)`.
@@ -22,27 +24,30 @@ from torchmedic.evidence.loop import LoopEvidence
 def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
     schedule = f"`{incident.schedule}`" if incident.schedule else "the loop"
     draft = check.draft(evidence, "proven" if incident.is_per_update or not incident.schedule else "likely")
+    is_negative = incident.rate < 0
     draft.message = (
-        f"the learning rate is next to nothing since step {incident.since}: it fell from {incident.first:.1e} to "
-        f"{incident.rate:.1e}"
+        f"the learning rate is {'negative' if is_negative else 'next to nothing'} since step {incident.since}: it fell "
+        f"from {incident.first:.1e} to {incident.rate:.1e}"
     )
-    draft.cause = (
-        f"{schedule} has lowered it with every update"
-        if incident.is_per_update
-        else f"{schedule} has lowered it long before the run was over"
-    )
+    if is_negative:
+        draft.cause = f"{schedule} has lowered it below 0, and every update with a negative rate raises the loss"
+    elif incident.is_per_update:
+        draft.cause = f"{schedule} has lowered it with every update"
+    else:
+        draft.cause = f"{schedule} has lowered it long before the run was over"
     label = "called after every update" if incident.is_per_update else "sets the learning rate"
     draft.at(
         evidence.at("cause", incident.cause, label, "step"),
         evidence.at("origin", incident.built, "how the learning rate falls")
         if incident.built != incident.cause
         else None,
-        evidence.at("surfaced", incident.update, "changes next to nothing", "step"),
+        evidence.at("surfaced", incident.update, "goes uphill" if is_negative else "changes next to nothing", "step"),
     )
-    draft.because(
-        f"{count(incident.updates, 'update')} of {incident.since + incident.updates} were made with at most "
-        f"{incident.rate / incident.first:.0e} of the largest learning rate",
-    )
+    made = f"{count(incident.updates, 'update')} of {incident.since + incident.updates} were made with "
+    if is_negative:
+        draft.because(f"{made}a negative learning rate")
+    else:
+        draft.because(f"{made}at most {incident.rate / incident.first:.0e} of the largest learning rate")
     draft.help(
         "move the schedule once per epoch, or give it its length in updates"
         if incident.schedule

@@ -1,0 +1,99 @@
+"""Over which dimension the softmaxes of a graph normalise, and whether their readers take the same dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+    from torchmedic.observe.checkup.node_births import LossCall
+
+_OF_CLASSES = ("nll_loss", "cross_entropy", "ctc_loss", "kl_div")
+_UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
+_VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
+# Some rows of a tensor, in any order.
+_ROWS = frozenset("IndexBackward IndexSelectBackward SliceBackward".split())
+_KEEPING_ROWS = frozenset(
+    "ViewBackward UnsafeViewBackward ReshapeAliasBackward ExpandBackward CloneBackward MulBackward DivBackward "
+    "NativeDropoutBackward ToCopyBackward".split()
+)
+
+
+def are_remarkable(graph: LossGraph) -> bool:
+    return bool(softmaxes_of_one(graph) or attention_over_batch(graph)) or any(wrongly_normalised(graph))
+
+
+def softmaxes_of_one(graph: LossGraph) -> list[Node]:
+    """The softmaxes over a dimension of size 1, whose results are constant."""
+    return [node for node in graph.nodes if node.dim is not None and node.shape and node.shape[node.dim] == 1]
+
+
+def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node, int]]:
+    """Losses over the classes, and what they are given: a softmax over another dimension than that of the classes.
+
+    The last is the dimension that the classes have there.
+
+    Scores with as many classes as examples are left out: a contrastive loss may normalise over both dimensions.
+    """
+    for call in graph.losses():
+        if call.name not in _OF_CLASSES or len(call.shape) < 2 or (call.name == "kl_div" and len(call.shape) > 2):
+            continue
+        axis = len(call.shape) - 1 if call.name == "ctc_loss" else 1
+        node, classes = _before_reordering(graph, graph.made(call.sequence), axis)
+        if node is None or node.dim is None or not node.shape or classes >= len(node.shape):
+            continue
+        dim = node.dim % len(node.shape)
+        is_wrong = dim != classes and (dim == 0 or call.name in ("nll_loss", "ctc_loss"))
+        if is_wrong and node.shape[dim] != node.shape[classes] and min(node.shape[dim], node.shape[classes]) > 1:
+            yield call, node, classes
+
+
+def attention_over_batch(graph: LossGraph) -> list[Node]:
+    """Softmaxes over the examples of a batch whose results weigh the values of each example in a batched product."""
+    examples = {call.shape[0] for call in graph.losses() if call.shape}
+    found: list[Node] = []
+    for product in graph.nodes:
+        for number in product.behind if product.kind == "BmmBackward" else ():
+            weights = node = graph.nodes[number]
+            while len(node.behind) == 1 and node.kind in _KEEPING_ROWS:
+                node = graph.nodes[node.behind[0]]
+            shape = node.shape or ()
+            is_over_first = node.kind == "SoftmaxBackward" and node.dim in (0, -len(shape)) and len(shape) > 2
+            if is_over_first and shape[0] > 1 and shape[0] in examples and (weights.shape or ())[-2:] == shape[-2:]:
+                found.append(node)
+    return found
+
+
+def _before_reordering(graph: LossGraph, node: Node | None, axis: int) -> tuple[Node | None, int]:
+    """The node that made some values before they were copied or reordered, and where an axis of theirs was there."""
+    while node is not None and len(node.behind) == 1:
+        behind = graph.nodes[node.behind[0]]
+        if node.dims:
+            axis = node.dims[axis]
+        elif node.kind in _VIEWS | _ROWS:
+            before, after = behind.shape or (0,), node.shape or (0,)
+            if axis != len(after) - 1 or before[-1] != after[-1]:
+                return None, axis
+            axis = len(before) - 1
+        elif node.kind not in _UNCHANGED:
+            return node, axis
+        node = behind
+    return node, axis
+
+
+def order_of_dims(kind: str, raw: Any, count: int) -> tuple[int, ...]:
+    """For an operation that reorders dimensions: which dimension of its input each of its result is."""
+    if kind == "PermuteBackward" and hasattr(raw, "_saved_dims"):
+        return tuple(signed(dim) % count for dim in raw._saved_dims)
+    if kind == "TransposeBackward" and hasattr(raw, "_saved_dim0"):
+        order = list(range(count))
+        first, second = signed(raw._saved_dim0) % count, signed(raw._saved_dim1) % count
+        order[first], order[second] = second, first
+        return tuple(order)
+    return ()
+
+
+def signed(dim: int) -> int:
+    """A dimension that autograd has saved, which may be a negative number read as one without a sign."""
+    return dim - (1 << 64) if dim >= 1 << 63 else dim

@@ -1,0 +1,83 @@
+"""The search for terms of a loss that train nothing: which loss is suspected, and when its terms are watched.
+
+A loss is suspected if a term of it has no graph, or if a term reaches no parameter of the optimizer that steps next.
+The second needs a whole turn, as another optimizer may use those gradients. Then the terms are watched for one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from torchmedic.observe.checkup.foreign_terms import foreign_term
+from torchmedic.observe.checkup.graph_facts import partial_sums
+from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.observe.checkup.lost_terms import LostTerms, gradient_call
+
+_MAX_TURN_STEPS = 200  # until an optimizer has its next turn
+
+
+class TermWatch:
+    """Fed by the check-up.
+
+    Args:
+        judge: Takes the graphs of a loss whose terms were watched, and the frame of its backward.
+    """
+
+    def __init__(self, judge: Callable[[Sequence[LossGraph], FrameType], None]) -> None:
+        self._judge = judge
+        self._terms = LostTerms()
+        self._suspect: LossGraph | None = None
+        self._foreign: LossGraph | None = None  # a loss with a term for others than the optimizer that stepped
+
+    @property
+    def armed(self) -> bool:
+        return self._terms.armed
+
+    def disarm(self) -> None:
+        self._terms.disarm()
+
+    def is_open(self, steps: int) -> bool:
+        """Whether a loss is suspected, and nothing was said of it yet."""
+        foreign = self._foreign.foreign if self._foreign is not None else None
+        awaits_turn = foreign is not None and not foreign.is_used and steps < _MAX_TURN_STEPS
+        return not self._terms.done and (self._suspect is not None or awaits_turn)
+
+    def watch(self) -> None:
+        """Watch the terms of the suspected loss in the next step."""
+        if self._suspect is not None:
+            self._terms.watch(self._suspect.key)
+
+    def settled(self, graphs: Sequence[LossGraph]) -> None:
+        """Graphs were looked at."""
+        if self._suspect is None:
+            self._suspect = next((graph for graph in graphs if partial_sums(graph)), None)
+
+    def backward_begins(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
+        if self._foreign is not None and self._foreign.foreign is not None:
+            self._foreign.foreign.backwards += 1
+        if not self._terms.armed:
+            return
+        asking = gradient_call(frame)
+        if asking is not None:
+            self._terms.gradients_asked(roots, asking)
+        elif self._terms.backward_begins(key) and self._suspect is not None:
+            self._suspect.lost_terms = self._terms
+            self._judge([self._suspect], frame)
+
+    def step_begins(self, optimizer: Any, fresh: Sequence[LossGraph]) -> None:
+        """An optimizer steps, after the calls of backward that these graphs are of."""
+        self._terms.turn_ended()
+        if self._terms.done or (self._foreign is None and not fresh):
+            return
+        owned = frozenset(id(tensor) for group in optimizer.param_groups for tensor in group["params"])
+        known = self._foreign.foreign if self._foreign is not None else None
+        if known is None:
+            for graph in fresh:
+                graph.foreign = foreign_term(graph, owned)
+            self._foreign = next((graph for graph in fresh if graph.foreign is not None), None)
+        elif known.owned != owned:
+            known.step_begins(owned)
+        elif not known.is_used:
+            self._suspect = self._suspect or self._foreign

@@ -1,0 +1,80 @@
+"""Trained weights that are 0, have a gradient of 0, and are multiplied with each other: they stay 0 for ever.
+
+The gradient of each factor of a product is the gradient of the product times the other factor. One factor of zeros is a
+usual way to begin; with two of them neither ever moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+
+_MAX_LEAVES = 400
+_MAX_SAMPLE = 256  # values of a weight
+_PRODUCTS = frozenset("MmBackward BmmBackward MulBackward AddmmBackward ConvolutionBackward LinearBackward".split())
+
+
+class ZeroProduct(NamedTuple):
+    """An operation that multiplies two weights of zeros, or values computed with them."""
+
+    product: Node
+    weights: tuple[torch.Tensor, torch.Tensor]
+
+
+def sample_is_zero(tensor: torch.Tensor) -> Any:
+    """Whether the first values of a weight and of its gradient are 0; a tensor of one element. None for no matrix."""
+    gradient = tensor.grad
+    if tensor.dim() < 2 or type(gradient) is not torch.Tensor or tensor.is_meta or not tensor.numel():
+        return None
+    if gradient.layout is not torch.strided or gradient.is_complex():
+        return None
+    with torch.no_grad():
+        values = torch.cat([part.detach().reshape(-1)[:_MAX_SAMPLE].to(gradient.dtype) for part in (tensor, gradient)])
+        return ~values.any()
+
+
+def note_zero_weights(graph: LossGraph, optimized: Sequence[torch.Tensor]) -> None:
+    """Look at the weights of a graph whose gradients are there."""
+    wanted = {id(tensor) for tensor in optimized}
+    leaves = [node for node in graph.nodes if node.leaf is not None][:_MAX_LEAVES]
+    for node in leaves:
+        tensor = node.leaf() if node.leaf is not None else None
+        if tensor is not None and id(tensor) in wanted:
+            node.zero = sample_is_zero(tensor)
+
+
+def zero_product(graph: LossGraph) -> ZeroProduct | None:
+    """The first product of two weights of zeros, each of which has a gradient of 0."""
+    zeros = {node.number: node for node in graph.nodes if node.zero}
+    if len(zeros) < 2:
+        return None
+    below: dict[int, frozenset[int]] = {}
+
+    def of(number: int) -> frozenset[int]:
+        pending = [number]
+        while pending:
+            top = pending[-1]
+            missing = [later for later in graph.nodes[top].behind if later not in below]
+            if missing:
+                pending += missing
+                continue
+            own = frozenset({top} & zeros.keys())
+            below[top] = own.union(*(below[later] for later in graph.nodes[top].behind))
+            pending.pop()
+        return below[number]
+
+    for node in graph.nodes:
+        sides = [of(number) for number in node.behind] if node.kind in _PRODUCTS else []
+        for left in range(len(sides)):
+            for right in range(left + 1, len(sides)):
+                pair = [(a, b) for a in sides[left] for b in sides[right] if a != b]
+                tensors = [zeros[number].leaf for number in pair[0]] if pair else []
+                found = [tensor for one in tensors if one is not None and (tensor := one()) is not None]
+                if len(found) == 2 and not any(bool(tensor.any()) for tensor in found):
+                    return ZeroProduct(node, (found[0], found[1]))
+    return None
