@@ -56,6 +56,19 @@ _CASES_PER_CODE = {
     "test_trajectory_rules.py": 1,
 }
 
+# Long lists of healthy or like scripts without a code: every second one is slow.
+_HALVED = frozenset(
+    {
+        "test_nothing_is_found_in_a_healthy_loop",
+        "test_a_healthy_script_is_told_nothing",
+        "test_what_only_looks_like_a_leak_is_not_told_of",
+        "test_the_step_before_is_blamed",
+        "test_what_is_trained_on",
+        "test_the_line_is_named",
+        "test_ranks_that_differ_on_purpose_are_left_alone",
+    }
+)
+
 
 @pytest.hookimpl(tryfirst=True)  # before items are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,6 +76,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in _SLEEPERS)
     seen: Counter[tuple[str, str, str]] = Counter()
     for item in items:
+        name = (item.path.name, item.name.partition("[")[0], "")
+        seen[name] += 1
+        if name[1] in _HALVED and seen[name] % 2 == 0:
+            item.add_marker(pytest.mark.slow)
         code = _code_of(item)
         if code.startswith("TM"):
             kind = (item.path.name, item.name.partition("[")[0], code)

@@ -196,6 +196,7 @@ def test_modules_in_the_working_folder_are_not_imported(tmp_path: Path, module: 
     assert not hits.exists(), hits.read_text()
 
 
+@pytest.mark.slow
 def test_modules_on_the_python_path_come_last(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     hits = shadow(run, *SHADOWS)

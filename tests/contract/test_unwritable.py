@@ -97,7 +97,10 @@ DISKS = {
 }
 
 
-@pytest.mark.parametrize("name", ["full", pytest.param("no inodes", marks=pytest.mark.slow), "read-only"])
+@pytest.mark.parametrize(
+    "name",
+    ["full", pytest.param("no inodes", marks=pytest.mark.slow), pytest.param("read-only", marks=pytest.mark.slow)],
+)
 def test_disks_that_take_nothing(tmp_path: Path, script: str, name: str) -> None:
     options, fill, reason = DISKS[name]
     (tmp_path / "disk").mkdir()

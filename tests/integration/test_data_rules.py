@@ -228,11 +228,11 @@ for x in DataLoader(Data(), batch_size=4, num_workers=1, collate_fn=collate):
         "TM822",
         """
 def stop():
-    sys.exit("no")
+    sys.exit("no")  # <- cause
 class Data(Dataset):
     def __len__(self):
         return 40
-    def __getitem__(self, i):  # <- cause
+    def __getitem__(self, i):
         if i == 13:
             stop()
         return torch.ones(2)
@@ -240,6 +240,23 @@ for x in DataLoader(Data(), batch_size=4, num_workers=2):
     pass
 """,
         "exited with status 1",
+    ),
+    "exit-in-a-method-of-the-dataset": (
+        "TM822",
+        """
+class Data(Dataset):
+    def __len__(self):
+        return 40
+    def read(self, i):
+        if i == 17:
+            sys.exit(2)  # <- cause
+        return torch.ones(2)
+    def __getitem__(self, i):
+        return self.read(i)
+for x in DataLoader(Data(), batch_size=4, num_workers=2):
+    pass
+""",
+        "exited with status 2",
     ),
     "exit-in-collate": (
         "TM822",

@@ -106,6 +106,27 @@ def test_a_sequence_goes_by_its_place_in_the_batch_and_not_by_that_among_sorted_
     assert [place.label for place in diagnosis.locations] == ["sequence 1 has length 0", "`lengths` is made here"]
 
 
+class _Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(3, 2), nn.Linear(2, 2)
+
+
+def _load_a_part() -> None:
+    _Classifier().load_state_dict(nn.Linear(3, 2).state_dict())
+
+
+def _load_another_model() -> None:
+    _Classifier().load_state_dict(nn.LSTM(3, 2).state_dict())
+
+
+def test_a_state_that_fits_nowhere_is_not_to_be_loaded_in_part() -> None:
+    part, other = (diagnosed(case).treatments[0].title for case in (_load_a_part, _load_another_model))
+
+    assert part == "load into that part: `model.encoder.load_state_dict(...)`"
+    assert "strict" not in other
+
+
 def _multiply_a_slice_of_doubles() -> None:
     rows = torch.rand(8, 4, dtype=torch.float64)
     nn.Linear(4, 2)(rows[2:6])

@@ -1,5 +1,7 @@
 """Scripts of single rules, in rule_cases/CODE.txt: a line `=== name CODE` or `=== name healthy`, then the script.
 
+`=== name CODE slow` marks a script as slow.
+
 A script with a code must be diagnosed with it at the line that ends in `# <- cause`; a healthy one is told nothing.
 """
 
@@ -12,14 +14,15 @@ import pytest
 from pages import check_failure, check_health
 from running import run_script
 
+_CASE = r"^=== (\S+) (\S+)( slow)?\n(.*?)(?=^=== |\Z)"
 FOLDER = Path(__file__).parent / "rule_cases"
 
 
 def cases(*, healthy: bool) -> list[object]:
     return [
-        pytest.param(code, source, id=f"{path.stem}-{name}")
+        pytest.param(code, source, id=f"{path.stem}-{name}", marks=pytest.mark.slow if slow else ())
         for path in sorted(FOLDER.glob("TM*.txt"))
-        for name, code, source in re.findall(r"^=== (\S+) (\S+)\n(.*?)(?=^=== |\Z)", path.read_text(), re.M | re.S)
+        for name, code, slow, source in re.findall(_CASE, path.read_text(), re.M | re.S)
         if (code == "healthy") is healthy
     ]
 

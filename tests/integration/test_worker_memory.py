@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from memory_limit import write_tree
 from running import Finished, marked_line, run_script, torchmedic
 
@@ -222,6 +223,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_spawned_and_lives_on_says_so_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPAWNED)
     check(torchmedic(tmp_path, "train.py"), SPAWNED, "TM412", ("`self.history` has collected", " arrays"))

@@ -143,6 +143,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "modules.non_leaf_or_empty_optimizer",
     "modules.wrong_kind_of_attribute",
     "modules.unpickling_refused",
+    "modules.unpicklable_object",
     "modules.wrong_step_call",
     "shapes.indivisible_sizes",
     "shapes.fractional_size",
@@ -185,6 +186,7 @@ COUNTERFACTUAL: Family[NumbersEvidence] = Family(
     "numbers.poisonous_batch",
     "numbers.loss_summed_not_averaged",
     "numbers.unscaled_data",
+    "numbers.loss_term_too_heavy",
     "numbers.learning_rate_too_high",
 )
 

@@ -13,7 +13,15 @@ from torchmedic.replay.isolation.python_state import TooMuchInReach
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.segment.cut import CannotCut
 
+_MIN_ROOM = 4  # free memory of a card, as a multiple of the most that was allocated
 _MAX_SECONDS_IN_REACH = 1.0  # to note all that the replay could change
+
+
+def _has_room() -> bool:
+    """Whether the card has several times as much free memory as the run has ever used."""
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    return torch.cuda.mem_get_info()[0] > _MIN_ROOM * torch.cuda.max_memory_allocated()
 
 
 def run_eagerly(
@@ -32,7 +40,7 @@ def run_eagerly(
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return ()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() and not _has_room():
         return ()  # a step run again takes memory of the card, which the run may need
     try:
         step = from_stack(frame, agent, include_failing=True)

@@ -66,7 +66,7 @@ def explain_nonfinite(
         divergence, why = None, "the loss did not grow"
     evidence.divergence, evidence.why_no_divergence = divergence, why
     try:
-        diagnosis = diagnose(evidence, _rules(evidence))
+        diagnosis = _diagnose(evidence)
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, *_rank_note(agent)))
         kept = evidence.trial_step if evidence.weights is None else None
         return Finding(
@@ -110,7 +110,7 @@ def _explain_growth(incident: NonFinite, frame: FrameType, agent: ProcessContext
             break
         evidence.divergence, rules = divergence, registry.DIVERGED_SOMEHOW
         diagnosis = ask(evidence, registry.RUNAWAY)
-        if diagnosis is not None and (diagnosis.grade == "proven" or divergence.trajectory.is_rehearsed):
+        if diagnosis is not None and (diagnosis.grade == "proven" or not divergence.trajectory.is_exact):
             # A batch of another scale may be meant, and training may recover from it.
             return Finding(replace(diagnosis, severity="warning"), is_tentative=divergence.has_outlier)
     if rules is registry.DIVERGED:
@@ -130,8 +130,13 @@ def _divergences(
         yield None, "the last steps could not be run again"
 
 
-def _rules(evidence: NumbersEvidence) -> registry.Family[NumbersEvidence]:
-    return registry.NUMBERS if evidence.divergence is not None else registry.NUMBERS_OF_STEP
+def _diagnose(evidence: NumbersEvidence) -> Diagnosis:
+    """What made the weights grow, else the operation that made the number: where weights grow, its line is innocent."""
+    divergence = evidence.divergence
+    if divergence is None:
+        return diagnose(evidence, registry.NUMBERS_OF_STEP)
+    is_grown = not divergence.trajectory.is_exact and not divergence.is_only_far
+    return (ask(evidence, registry.RUNAWAY) if is_grown else None) or diagnose(evidence, registry.NUMBERS)
 
 
 def _rank_note(agent: ProcessContext) -> tuple[str, ...]:
@@ -149,7 +154,7 @@ def older_origin(evidence: EchoEvidence) -> Diagnosis | None:
     evidence.divergence, evidence.why_no_divergence = next(_divergences(innermost, evidence.agent, None))
     evidence.replay()
     is_known = evidence.births or evidence.divergence is not None
-    diagnosis = diagnose(evidence, _rules(evidence)) if is_known else None
+    diagnosis = _diagnose(evidence) if is_known else None
     return diagnosis if diagnosis is not None and diagnosis.grade != "possible" else None
 
 

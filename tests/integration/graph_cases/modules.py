@@ -545,3 +545,13 @@ def case_170_mlist():
 def case_170_seqidx():
     l = nn.Sequential(nn.Linear(2, 2))
     l[1].weight  # <- TM170
+
+
+def case_175_part():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.head = nn.Linear(3, 2), nn.Linear(2, 2)
+
+    m = Classifier()
+    m.load_state_dict(nn.Linear(3, 2).state_dict())  # <- TM175

@@ -523,3 +523,28 @@ def case_153_scatter_src():
 # What the agent of a real run would know of the last batch.
 case_169_loader.batch = (torch.rand(2, 2),)
 case_169_enum.batch = (torch.rand(2, 2),)
+
+
+def case_150_ctc_behind_a_stride():
+    scores = torch.zeros(14, 2, 5).log_softmax(-1)
+    lengths = torch.tensor([60, 52])
+    F.ctc_loss(scores, torch.ones(2, 3, dtype=torch.long), lengths, torch.tensor([3, 3]))  # <- TM150
+
+
+def case_155_heads_that_do_not_divide():
+    x, heads = torch.zeros(2, 4, 32), 5
+    batch, time, width = x.shape
+    x.reshape(batch, time, heads, width // heads)  # <- TM155
+
+
+def case_165_a_dict_unpacked():
+    batch = {"image": torch.zeros(2, 4), "label": torch.zeros(2)}
+    image, _label = batch  # <- TM165
+    nn.Flatten()(image)
+
+
+def case_101_of_torch_func():
+    def loss(weight):
+        return (weight * 2).sum(0)  # <- TM101
+
+    torch.func.grad(loss)(torch.ones(3, 2))

@@ -7,9 +7,11 @@ import linecache
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from torchmedic.diagnose.cures.edits import left_out, out_of_place, rewritten, statement_at
 from torchmedic.diagnose.cures.graph_edits import detached_in, retained, uncut
+from torchmedic.diagnose.cures.ranges import _with_number
 from torchmedic.replay.step.trial import edited
 from torchmedic.replay.trace.microscope import Spot
 
@@ -134,3 +136,23 @@ def test_a_cut_is_left_out(tmp_path: Path, line: str, part: str, name: str, want
     edit = next(edit for _, edit in uncut(spot_of(tmp_path, line, part), name))
 
     assert edited(edit)[0] == f"{wanted}\n"
+
+
+@pytest.mark.parametrize(
+    ("layer", "text", "wanted"),
+    [
+        (nn.Embedding, "nn.Embedding(12, 12)", "nn.Embedding(14, 12)"),
+        (nn.Embedding, "nn.Embedding(n, 12)", None),
+        (
+            nn.Embedding,
+            "nn.Embedding(embedding_dim=12, num_embeddings=12)",
+            "nn.Embedding(embedding_dim=12, num_embeddings=14)",
+        ),
+        (nn.Linear, "nn.Linear(12, 12)", "nn.Linear(12, 14)"),
+        (nn.Linear, "nn.Linear(12, classes)", None),
+    ],
+)
+def test_the_number_of_rows_is_changed_and_no_other(layer: type, text: str, wanted: str | None) -> None:
+    node = ast.parse(text, mode="eval").body
+    assert isinstance(node, ast.Call)
+    assert _with_number(text, node, layer, 12, 14) == wanted

@@ -17,6 +17,8 @@ from torchmedic.source.objects.parts import attributes
 from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
+_CONTAINERS = frozenset("Sequential ModuleList ModuleDict ParameterList ParameterDict".split())
+
 
 def module_path(frames: list[Frame], module: nn.Module) -> tuple[nn.Module, str] | None:
     """The user's module that owns another one, and the dotted name below it: `(net, "features.3")`."""
@@ -37,15 +39,15 @@ def built_at(frames: list[Frame], module: nn.Module, label: str) -> Location | N
         node = built_below(*owned, type(module))
         if node is not None:
             return node_location("origin", node[0], node[1], label)
-    seen: set[int] = set()
     for frame, owner, name, root in held_modules(frames):
         path = next((path for path, child in root.named_modules() if child is module), None)
-        if path is None or id(root) in seen:
+        if path is None:
             continue
-        seen.add(id(root))
         node = built_below(root, path, type(module)) if path else None
         if node is None and owner is not None:
             node = _built_in_class(type(owner), f"{name}.{path}".rstrip("."), type(module))
+            if node is not None and isinstance(node[1], ast.Name):
+                node = None  # `self.model = model`: built by the caller
         elif node is None:
             node = _built_in_module(frame, name, path.split(".") if path else [])
         if node is not None:
@@ -206,7 +208,7 @@ def _called_name(node: ast.expr) -> str:
 def _descend(node: ast.expr, path: list[str]) -> ast.expr | None:
     """From `nn.Sequential(a, b, c)` and `["1"]` to the expression of `b`."""
     for part in path:
-        arguments: list[ast.expr] = node.args if isinstance(node, ast.Call) else []
+        arguments: list[ast.expr] = node.args if isinstance(node, ast.Call) and callee(node) in _CONTAINERS else []
         if len(arguments) == 1:
             match arguments[0]:
                 case ast.List(elts=items) | ast.Tuple(elts=items):

@@ -166,9 +166,6 @@ def constructed_at(
     here = [each for each in fitting if built is not None and _is_at(each, built)]
     if len(here) == 1:
         return node_location(role, here[0].file, here[0].call, label)
-    if built is not None and len(fitting) > 1:
-        named = _called_at(built)
-        fitting = [each for each in fitting if each.function in named]
     return node_location(role, fitting[0].file, fitting[0].call, label) if len(fitting) == 1 else None
 
 
@@ -195,14 +192,6 @@ def _fits(call: ast.Call, numbers: tuple[int, ...]) -> bool:
     """Whether no plain number among its arguments says otherwise."""
     known = [each.value if isinstance(each, ast.Constant) else None for each in call.args]
     return all(value is None or value == number for value, number in zip(known, numbers, strict=False))
-
-
-def _called_at(built: Location) -> set[str]:
-    """The names of what a line calls."""
-    tree = syntax_tree(os.path.abspath(built.file))
-    nodes = nodes_in(tree)
-    calls = [node for node in nodes if isinstance(node, ast.Call) and node.lineno == built.line]
-    return {callee(each) for each in calls}
 
 
 def _calls_of(name: str) -> Iterator[_Made]:

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, callee, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
 from torchmedic.source.user_variables import loaded_files, user_trees
 
@@ -79,7 +79,7 @@ def built_at(
         if tree is not None and line and end_line and column is not None and end_column is not None:
             nodes = by_span(tree).get((line, column, end_line, end_column))
         if nodes:
-            node = _group_in(nodes[0], group)
+            file, node = _group_of(optimizer, group, nodes[0]) or (file, nodes[0])
             return node_location(role, file, _value_in(node, value) or node, label)
         if line:
             return place(role, file, line, label)
@@ -96,6 +96,27 @@ def built_at(
         if len(calls) == 1:
             return node_location(role, file, _value_in(calls[0], value) or calls[0], label)
     return None
+
+
+def chosen_at(built: Place, caller: Place | None) -> Place:
+    """The line that chose the parameters of an optimizer: the call of a function that takes all it is given."""
+    function = innermost(syntax_tree(built.file), built.line, FUNCTIONS)
+    if caller is None or not isinstance(function, FUNCTIONS):
+        return built
+    plain = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    given = {each.arg for each in (*plain, function.args.vararg) if each is not None and each.arg != "self"}
+    owners: list[ast.expr] = []
+    for node in ast.walk(function):
+        match node:
+            case ast.Call(func=ast.Attribute(value=owner, attr="parameters" | "named_parameters")):
+                owners.append(owner)
+            case (
+                ast.For(target=ast.Name(id=name), iter=ast.Name(id=whole))
+                | ast.comprehension(target=ast.Name(id=name), iter=ast.Name(id=whole))
+            ) if whole in given:
+                given.add(name)
+    is_all_given = bool(owners) and all(isinstance(each, ast.Name) and each.id in given for each in owners)
+    return caller if is_all_given else built
 
 
 def value_written_at(value: float, cause: Location | None, label: str) -> Location | None:
@@ -119,12 +140,22 @@ def _value_in(call: ast.AST, value: float | None) -> ast.AST | None:
     return found[0] if len(found) == 1 else None
 
 
-def _group_in(call: ast.AST, group: int | None) -> ast.AST:
-    """The dict of one group of parameters inside a call; the call where the groups are not written there."""
-    match call:
-        case ast.Call(args=[ast.List(elts=groups), *_]) if group is not None and group < len(groups):
-            return groups[group] if all(isinstance(each, ast.Dict) for each in groups) else call
-    return call
+def _group_of(optimizer: Any, group: int | None, call: ast.AST) -> tuple[str, ast.AST] | None:
+    """The dict of one group of parameters: the only list of so many, in the call or anywhere in the user's files."""
+    if group is None:
+        return None
+    groups = [
+        (file, node.elts)
+        for file, tree in user_trees()
+        for node in nodes_in(tree)
+        if isinstance(node, ast.List) and len(node.elts) == len(optimizer.param_groups)
+        if all(
+            isinstance(each, ast.Dict) and "'params'" in map(ast.unparse, filter(None, each.keys)) for each in node.elts
+        )
+    ]
+    inside = [found for found in groups if found[1][0] in ast.walk(call)]
+    groups = inside or groups
+    return (groups[0][0], groups[0][1][group]) if len(groups) == 1 else None
 
 
 def _is_number(node: ast.AST | None, value: float) -> bool:

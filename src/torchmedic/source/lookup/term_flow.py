@@ -84,6 +84,16 @@ def terms_of(found: Sum, file: str, *, index: int | None, is_right: bool, callee
     return (Part(file, right if is_right else left, statement, scope),)
 
 
+def call_at(spot: Spot) -> Part | None:
+    """The call whose instruction stands at a spot."""
+    tree = syntax_tree(spot.file)
+    scope = _scope(tree, spot.line)
+    calls = (node for node in nodes_in(tree) if isinstance(node, ast.Call) and _span(spot.file, node) == span_of(spot))
+    found = next(calls, None)
+    statement = _statement(scope, found) if scope is not None and found is not None else None
+    return None if scope is None or found is None or statement is None else Part(spot.file, found, statement, scope)
+
+
 def operands(found: ast.BinOp | ast.AugAssign) -> tuple[ast.expr, ast.expr]:
     return (found.target, found.value) if isinstance(found, ast.AugAssign) else (found.left, found.right)
 
@@ -162,11 +172,23 @@ def _element_of_name(whole: Part, name: str, index: int, callees: Callees, depth
         case _:
             yield from _element(Part(whole.file, value, binding, whole.scope), index, callees, depth - 1)
             return
-    fills = sorted(_fills(whole.scope, name, whole.statement), key=lambda fill: fill[1].lineno)
+    fills = _by_position(sorted(_fills(whole.scope, name, whole.statement), key=lambda fill: fill[1].lineno))
     if index < first:
         yield from _element(Part(whole.file, value, binding, whole.scope), index, callees, depth - 1)
     elif index - first < len(fills):
         yield Part(whole.file, *fills[index - first], whole.scope)
+
+
+def _by_position(fills: list[tuple[ast.expr, ast.stmt]]) -> list[tuple[ast.expr, ast.stmt]]:
+    """What a container holds in the end: an item that is assigned again keeps its place."""
+    found: dict[object, tuple[ast.expr, ast.stmt]] = {}
+    for value, statement in fills:
+        match statement:
+            case ast.Assign(targets=[ast.Subscript(slice=key)]):
+                found[ast.unparse(key)] = (value, statement)
+            case _:
+                found[statement] = (value, statement)
+    return list(found.values())
 
 
 def _returned(code: CodeType, index: int, callees: Callees, depth: int) -> Iterator[Part]:

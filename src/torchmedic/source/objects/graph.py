@@ -16,7 +16,7 @@ import torch
 _MAX_NODES = 400_000
 _MAX_NODES_FOR_AGE = 1500  # of one tensor
 _LEAF_NUMBER = 1 << 62  # autograd numbers leaves as if they were the newest nodes
-_FREED = "backward through the graph a second time"
+FREED = "backward through the graph a second time"
 
 
 def following(node: Any) -> list[Any]:
@@ -90,7 +90,7 @@ def is_freed(node: Any) -> bool:
         try:
             getattr(node, name)
         except RuntimeError as error:
-            if _FREED in str(error):
+            if FREED in str(error):
                 return True
         except AttributeError:
             continue

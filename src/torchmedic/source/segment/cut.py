@@ -125,6 +125,12 @@ def carried_names(frame: FrameType, line: int) -> frozenset[str]:
     return frozenset((read_first(block) & assigned) - loop_names(body, block))
 
 
+def loops_around(frame: FrameType, line: int) -> int:
+    """The number of loops of a function around one of its lines."""
+    body = _body_and_block(frame, line)[0]
+    return sum(isinstance(node, LOOPS) and has_line(node, line) for part in body for node in ast.walk(part))
+
+
 def turn_around(frame: FrameType, line: int) -> Block:
     """The statements of the innermost loop around a line."""
     return _body_and_block(frame, line)[1]

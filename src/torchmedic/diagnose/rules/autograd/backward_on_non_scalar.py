@@ -12,20 +12,26 @@ Cure: reduce the loss to one number (`loss.mean()` or `loss.sum()`), or pass a w
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.source.live_frames import Frame
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.returns import code_of
+from torchmedic.source.syntax import function_of, nodes_in, syntax_tree
+from torchmedic.source.user_code import is_user_file
 
 
 @rule("TM101", "backward-on-non-scalar")
 def check(evidence: RaisedEvidence) -> Draft | None:
+    inner = evidence.inside("grad_and_value_impl")
+    if inner is not None and evidence.says("return a scalar tensor"):
+        return _function(evidence, inner.variables.get("func"), inner.variables.get("output"))
     inner = evidence.inside("_make_grads")
     if inner is None or "RuntimeError" not in evidence.kinds or not evidence.says("scalar outputs"):
         return None
@@ -48,6 +54,28 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     else:
         draft.help("reduce the loss to one number with `.mean()` or `.sum()`")
     return draft
+
+
+def _function(evidence: RaisedEvidence, function: Any, result: Any) -> Draft | None:
+    """`torch.func.grad` of a function that returns more than one number."""
+    code = code_of(function) if callable(function) else None
+    if not isinstance(result, torch.Tensor) or code is None:
+        return None
+    node = function_of(syntax_tree(code.co_filename), code)
+    returns = (
+        [each for each in nodes_in(node) if isinstance(each, ast.Return)] if is_user_file(code.co_filename) else []
+    )
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"`torch.func.grad` takes a function that returns one number; `{code.co_name}` returns {shape(result)}"
+    )
+    draft.cause = (
+        f"the result of `{code.co_name}` is {shape(result)}, and nothing says how its elements are to be weighed"
+    )
+    known = len(returns) == 1
+    draft.at(node_location("cause", code.co_filename, returns[0], f"returns {shape(result)}") if known else None)
+    draft.at(*evidence.at_user_line("surfaced" if known else "cause", "its gradient is asked for here"))
+    return draft.help("reduce the result to one number with `.mean()` or `.sum()`, or use `torch.func.jacrev`")
 
 
 def _made(evidence: RaisedEvidence, loss: torch.Tensor) -> Origin | None:

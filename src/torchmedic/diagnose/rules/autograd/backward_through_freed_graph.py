@@ -14,27 +14,32 @@ keeps the graphs of old steps alive too.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
-from torchmedic.diagnose.cures.graph_edits import detached_in, retained, uses_in
+from torchmedic.diagnose.cures.graph_edits import detached_in, uses_in
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.autograd._two_losses import TwoLosses, for_others, own_spot, shared_by_both
 from torchmedic.evidence.backward_failure import BackwardFailure
-from torchmedic.evidence.carried_tensors import carrier_in_generator, carrier_of
+from torchmedic.evidence.carried_tensors import carrier_of
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.leaks.source.sites import Site
+from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.memory.source.fillers import Filler
+from torchmedic.observe.heap.walk import Held
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import GraphHolder, Import, Imports
-from torchmedic.replay.trace.provenance import FunctionCall
-from torchmedic.source.bindings import function_body
-from torchmedic.source.objects.graph import is_freed, leaves_behind, nodes_behind
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.objects.graph import following, is_freed, leaves_behind, nodes_behind, walk
+from torchmedic.source.segment.cut import loops_around
 from torchmedic.source.spots import spot_of_node
-from torchmedic.source.syntax import LOOPS, calls_in, has_line, innermost
+from torchmedic.source.user_variables import loaded_files
 
 _MESSAGE = "backward reached a part of the graph that was already freed"
 
@@ -60,23 +65,37 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
     found = _looked_at(failure)
     if found is None:
         return None
-    imports, played, old = found
+    imports, played, old, alone = found
     if not old:
         return _same_step(failure, imports, played)
-    made = [carrier[1] for one in old if (carrier := carrier_of(failure, imports, one)) is not None]
-    if _only_goes_back(failure, made):
-        narrow = failure.step
-        for _ in itertools.islice(failure.widen(), 1, None):
+    if alone:
+        narrow = before = failure.step
+        for step in itertools.islice(failure.widen(), 1, None):
+            if before is not None and loops_around(before.frame, before.segment.lines[-1]):
+                break  # a loop around the step: what is wider holds earlier steps
+            before = step
             wider = _looked_at(failure)
             draft = _same_step(failure, wider[0], wider[1]) if wider is not None and not wider[2] else None
             if draft is not None:
                 return draft
         failure.step = narrow
-    return _carried(failure, imports, old)
+    return _carried(failure, imports, old, alone=alone)
 
 
-def _looked_at(failure: BackwardFailure) -> tuple[Imports, ReplayResult, list[Import]] | None:
-    """A replay of the step up to its last backward, and what that backward goes into that is older and spent."""
+def _only_way_to_weights(roots: Sequence[Any], old: list[Import]) -> bool:
+    """Whether the loss reaches no weight behind the old graphs by another way: detached, these would not be trained."""
+    if any(one.tensor is root for one in old for root in roots):
+        return False  # written in place: `total += loss`
+    seen = {one.tensor.grad_fn for one in old}
+    reached = {id(getattr(node, "variable", None)) for node in walk([root.grad_fn for root in roots], seen)}
+    return not any(id(leaf) in reached for leaf in leaves_behind([one.tensor for one in old]))
+
+
+def _looked_at(failure: BackwardFailure) -> tuple[Imports, ReplayResult, list[Import], bool] | None:
+    """A replay of the step up to its last backward, and what that backward goes into that is older and spent.
+
+    The last value says whether older graphs, spent or not, are the only way to the weights behind them.
+    """
     step = failure.step
     if step is None:
         return None
@@ -84,54 +103,61 @@ def _looked_at(failure: BackwardFailure) -> tuple[Imports, ReplayResult, list[Im
     played = step.runner.play(imports, backward=False)
     if not played.backward_calls:
         return None
-    found = imports.behind_roots(played.backward_calls[-1].roots, step.frame)
-    return imports, played, [one for one in found if one.is_spent(failure.sequence_number)]
-
-
-def _only_goes_back(failure: BackwardFailure, made: list[Filler]) -> bool:
-    """Whether the innermost loop around backward trains nothing, and goes back from what was computed before it."""
-    frame = failure.caller
-    body = function_body(frame) if frame is not None else None
-    loop = innermost(body, frame.line, LOOPS) if frame is not None and body else None
-    if frame is None or loop is None or not made:
-        return False
-    inside = any(each.file != frame.file or has_line(loop, each.node.lineno) for each in made)
-    calls = (node.func for node in calls_in(loop))
-    steps = any(isinstance(function, ast.Attribute) and function.attr == "step" for function in calls)
-    return not inside and not steps
+    roots = played.backward_calls[-1].roots
+    found = imports.behind_roots(roots, step.frame)
+    spent = [one for one in found if one.is_spent(failure.sequence_number)]
+    return imports, played, spent, _only_way_to_weights(roots, found)
 
 
 # A graph from before the step
 
 
-def _carried(failure: BackwardFailure, imports: Imports, old: list[Import], *, repeated: bool = False) -> Draft | None:
+def _carried(
+    failure: BackwardFailure, imports: Imports, old: list[Import], *, repeated: bool = False, alone: bool = False
+) -> Draft | None:
     """A variable brings the graph of an earlier step in; or of an earlier turn of a loop that repeats only backward."""
     carriers = [(found, carrier) for found in old if (carrier := carrier_of(failure, imports, found)) is not None]
     if not carriers:
-        hidden = carrier_in_generator(failure, [one.tensor for one in old])
-        if hidden is None:
-            return _nameless(failure, old)
-        carriers = [(old[0], hidden)]
+        return _nameless(failure, old)
     found, (name, made) = max(carriers, key=lambda pair: pair[1][1].in_loop)
-    freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
-    why = f"`{name}` comes from before this step and still carries its history, of which an earlier backward freed"
-    draft = check.draft(failure.evidence, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
-    draft.at(made.location("cause", f"`{name}` keeps its graph from here on"))
-    for spot in _uses(found)[:1]:
-        draft.at(spot.location("origin", f"`{name}` is taken into this step's graph here"))
     trials = GraphTrials(failure)
-    if made.in_loop and not repeated:
+    treated = None
+    if made.in_loop and not repeated and not alone:
         title = f"detach `{name}` where the next step takes it over"
         candidates = ((title, edit) for edit in _detached(found))
         treated = trials.first(candidates, same_loss=False, keep_graphs=False, safety="changes-training")
-        draft.treat(treated)
-        return draft if treated is not None else draft.help(f"detach `{name}` before the next step takes it over")
+    is_item = any(each.name == name and each.is_item for each in found.holders)
+    filled = _filled_only(name, made) if treated is None and is_item and not repeated else None
+    freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
+    why = f"`{name}` comes from before this step and still carries its history, of which an earlier backward freed"
+    draft = check.draft(failure.evidence, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
+    if filled is not None:
+        draft.at(node_location("cause", filled.file, filled.node, f"adds to `{name}`, and nothing empties it"))
+    else:
+        draft.at(made.location("cause", f"`{name}` keeps its graph from here on"))
+    for spot in _uses(found)[:1]:
+        draft.at(spot.location("origin", f"`{name}` is taken into this step's graph here"))
+    if filled is not None:
+        draft.because(f"no line removes anything from `{name}`, so each step goes through all steps before it")
+        return draft.help(f"empty `{name}` after each update of the weights, with `{name}.clear()` for instance")
+    if made.in_loop and not repeated:
+        if alone:
+            draft.because(f"the loss trains the weights behind `{name}`: to detach it here would stop that")
+            return draft.help(f"detach `{name}` for the earlier loss, or add the losses up and call backward once")
+        return draft.treat(treated, otherwise=f"detach `{name}` before the next step takes it over")
     # To detach it would only hide that the weights behind it are never trained.
     title = f"compute `{name}` in every step"
     treated = trials.first(_again(found, name, made, title), same_loss=False, keep_graphs=False)
     return draft.treat(
-        treated, otherwise=f"compute `{name}` in every step, or under `torch.no_grad()` if it shall not be trained"
+        treated, otherwise=f"detach `{name}` where it is made if it shall not be trained, or compute it in every step"
     )
+
+
+def _filled_only(name: str, made: Filler) -> Site | None:
+    """The line that adds to a container from which no line removes anything."""
+    found = traffic(Held(name, name.rpartition(".")[2], "items", 0, made.file, 0), loaded_files())
+    calls = [put for put in found.puts if isinstance(put.node, ast.Call)]
+    return calls[0] if calls and not found.takes and not found.is_limited else None
 
 
 def _nameless(failure: BackwardFailure, old: list[Import]) -> Draft | None:
@@ -183,22 +209,25 @@ def _same_step(failure: BackwardFailure, imports: Imports, played: ReplayResult)
             continue
         assert call.spot is not None
         assert last.spot is not None
-        if any(root.grad_fn is other.grad_fn for root in last.roots for other in call.roots):
+        if any(_unscaled(root) is _unscaled(other) for root in last.roots for other in call.roots):
             if call.stack == last.stack:
                 return _carried(failure, imports, _as_imports(played, last), repeated=True)
             draft = check.draft(failure.evidence, "proven", _MESSAGE, "backward is called twice on the same loss")
-            draft.at(_own_spot(last, call).location("cause", "the same loss again"))
-            draft.at(_own_spot(call, last).location("origin", "the first time"))
+            draft.at(own_spot(last, call).location("cause", "the same loss again"))
+            draft.at(own_spot(call, last).location("origin", "the first time"))
             return draft.help("call backward once per loss")
-        others = _for_others(failure, imports, played, call, shared)
-        return others or _two_losses(failure, imports, played, call, shared)
+        begin = functools.partial(check.draft, failure.evidence, "proven", _MESSAGE)
+        losses = TwoLosses(failure, imports, played, call, shared)
+        return for_others(begin, losses) or shared_by_both(begin, losses)
     return None
 
 
-def _own_spot(call: BackwardCall, other: BackwardCall) -> Spot:
-    """The innermost line of one of two calls that is not a line of the other: they may come from one helper."""
-    different = [spot for spot in call.stack if spot not in other.stack]
-    return (different or list(call.stack))[0]
+def _unscaled(root: Any) -> Any:
+    """The node of a loss before it was multiplied or divided by numbers, as libraries do for each backward."""
+    node = root.grad_fn
+    while type(node).__name__ in ("MulBackward0", "DivBackward0") and len(following(node)) == 1:
+        node = following(node)[0]
+    return node
 
 
 def _as_imports(played: ReplayResult, call: BackwardCall) -> list[Import]:
@@ -210,72 +239,3 @@ def _as_imports(played: ReplayResult, call: BackwardCall) -> list[Import]:
         for name, value in played.namespace.items()
         if value is root
     ]
-
-
-def _for_others(
-    failure: BackwardFailure, imports: Imports, played: ReplayResult, first: BackwardCall, shared: set[Any]
-) -> Draft | None:
-    """The first loss goes through weights that its optimizer does not update: it should not have (a GAN)."""
-    number = 1 + next(at for at, call in enumerate(played.backward_calls) if call is first)
-    updated = {
-        id(tensor)
-        for optimizer, after in played.updates
-        if number <= after < len(played.backward_calls)
-        for group in optimizer.param_groups
-        for tensor in group["params"]
-    }
-    common = {id(leaf) for leaf in leaves_behind(first.roots)}
-    beyond = [leaf for node in shared for leaf in [getattr(edge, "variable", None) for edge, _ in node.next_functions]]
-    weights = [leaf for leaf in beyond if leaf is not None and id(leaf) in common]
-    if not updated or not weights or any(id(leaf) in updated for leaf in weights):
-        return None
-    entry = _entry(imports, nodes_behind(first.roots) - shared, shared)
-    if entry is None:
-        return None
-    call, tensor = entry
-    for spot in call.stack:
-        for name in (name for name, value in played.namespace.items() if value is tensor):
-            candidates = ((f"detach `{name}` for the first loss", edit) for edit in detached_in(spot, name))
-            treated = GraphTrials(failure).first(candidates, keep_graphs=False)
-            if treated is None:
-                continue
-            why = f"the first backward also goes through `{name}` and frees its graph; it updates nothing behind it"
-            draft = check.draft(failure.evidence, "proven", _MESSAGE, why)
-            draft.at(spot.location("cause", f"`{name}` is taken in with its graph"))
-            draft.at(first.spot.location("origin", "freed here") if first.spot is not None else None)
-            return draft.treat(treated)
-    return None
-
-
-def _entry(imports: Imports, own: set[Any], shared: set[Any]) -> tuple[FunctionCall, Any] | None:
-    """The first call by which a shared tensor goes into a loss's own part of the graph."""
-    for call in imports.calls:
-        if any(tensor.grad_fn in own for tensor in call.outputs):
-            for tensor in call.inputs:
-                if tensor.grad_fn is not None and tensor.grad_fn in shared:
-                    return call, tensor
-    return None
-
-
-def _two_losses(
-    failure: BackwardFailure, imports: Imports, played: ReplayResult, first: BackwardCall, shared: set[Any]
-) -> Draft:
-    assert first.spot is not None
-    why = f"the two losses share {len(shared)} nodes of the graph, and the first backward freed them"
-    draft = check.draft(failure.evidence, "proven", _MESSAGE, why)
-    place = _own_spot(first, played.backward_calls[-1])
-    draft.at(place.location("cause", "this backward frees the shared part"))
-    used = [
-        gradient
-        for gradient in played.returned
-        for call in imports.behind(played.backward_calls[-1].roots[-1])
-        if any(given is gradient for given in call.inputs)
-    ]
-    candidates = retained(first.spot, differentiable=bool(used))
-    treated = GraphTrials(failure).first(candidates, same_loss=not used, keep_graphs=False)
-    draft.treat(treated)
-    if not used:
-        draft.help(
-            "add the losses up and call backward once" if treated is None else "or add the losses up for one backward"
-        )
-    return draft

@@ -18,16 +18,18 @@ from typing import Any
 
 import torch
 
-from torchmedic.diagnose.cures.edits import Candidate
+from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
 from torchmedic.diagnose.cures.graph_edits import call_at, uncut, with_keyword
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.words.tensors import origin
 from torchmedic.evidence.backward_failure import BackwardFailure, StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.objects.graph import walk
-from torchmedic.source.spots import spot_of_traced
+from torchmedic.source.spots import spot_of_node, spot_of_traced
 
 
 @rule("TM113", "unused-in-graph")
@@ -59,10 +61,24 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.treat(
             treated, otherwise="use the tensor itself" if is_cut else f"call `requires_grad_()` before {named} is used"
         )
-    elif caller is not None:
+    elif caller is not None and not _made_without_gradient(draft, evidence, caller, [inputs[index] for index in lost]):
         draft.at(caller.location("cause", f"{named} is not a part of the output's graph"))
         _advise(draft, evidence, caller, [inputs[index] for index in lost], named, some=0 < len(lost) < len(inputs))
     return draft
+
+
+def _made_without_gradient(draft: Draft, evidence: RaisedEvidence, caller: Frame, lost: list[torch.Tensor]) -> bool:
+    """Lead to the expression that made the input, where the input does not require a gradient."""
+    made = origin(evidence, lost[0]) if lost and not lost[0].requires_grad else None
+    if made is None or made.value is None or made.holds:
+        return False
+    draft.at(made.location("cause", f"`{made.name}` does not require a gradient"))
+    draft.at(caller.location("surfaced", "asked for here"))
+    title = f"call `requires_grad_()` on `{made.name}` before the output is computed from it"
+    text = called(rewritten(made.file, made.value), made.value) + ".requires_grad_()"
+    edit = Edit(spot_of_node(made.file, made.value), text)
+    draft.treat(GraphTrials(StepFailure(evidence)).first([(title, edit)], same_loss=False), otherwise=title)
+    return True
 
 
 def _advise(

@@ -154,6 +154,8 @@ def _advise(draft: Draft, labels: torch.Tensor, strays: Strays, classes: int, it
         whose = f"label of {item}" if item and strays.count == 1 else "labels"
         title = f"correct the {whose}, or build the last layer for {classes + 1} classes if {classes} is one of them"
         _treat_or_help(draft, cures.larger(title, classes, classes + 1), title)
+        if extent is not None and extent[0] == 1 and labels.numel() > 1:
+            draft.help("or subtract 1 from the labels, if they begin at 1: no label of this batch is 0")
     else:
         draft.help("correct these labels, or build the last layer for as many classes as the data has")
 

@@ -51,7 +51,12 @@ def call_of(stall: Stall, process: ProcessView | None, view: InsideView) -> Call
             return None
         return Call(_words(main), caller_of(main, frame))
     job = view.job
-    if job is None or job.world_size < 2 or sleeps(native(process, main)):
+    if job is None or job.world_size < 2:
+        return None
+    innermost = main.frames[0] if main.frames else None
+    if innermost is not None and innermost.user and innermost.code.endswith(".wait()"):
+        return Call("`wait`", innermost)  # of an asynchronous call: all other kinds of `wait` have frames of Python
+    if sleeps(native(process, main)):
         return None
     if frames_in(main, "torch/nn/parallel/distributed.py") is not None:
         inside = frames_in(main, "torch/nn/parallel/distributed.py")

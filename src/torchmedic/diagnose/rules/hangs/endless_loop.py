@@ -1,12 +1,13 @@
 """A loop of the script never ends.
 
 What: the main thread repeats a loop, uses a whole core, and makes no training step. No value that could end the loop
-changes between two checks: its condition and the tests before its `break` read the same values every time. The
+changes between two checks: its condition and the tests before its `break` read the same values every time. Or
+the two sides of its condition only move apart, because a value has passed the one that it is compared with. The
 diagnosis is an error if the branches that could change these values read nothing new either; otherwise (for example, a
 search without a result) it is a warning, because the loop may still end by chance.
 
 Why: a counter that is not incremented, a flag that is never set, a condition on a variable that the loop does not
-change, a `while True` without an exit, `continue` before the line that would change the condition.
+change, a `while True` without an exit, `continue` before the line that would change the condition, `!=` between floats.
 
 Cure: the diagnosis shows the condition, its values and the lines of the loop: change a value that the condition reads
 inside the loop, or limit the number of iterations.
@@ -32,7 +33,7 @@ def check(stall: Stall) -> Draft | None:
         if view is None or view.loop is None or row is None or (row.demand or 0.0) < BUSY:
             continue
         loop, thread = view.loop, view.main
-        if thread is None or not thread.moved or view.batches or not (loop.endless or loop.unchanged):
+        if thread is None or not thread.moved or view.batches or not (loop.endless or loop.unchanged or loop.receding):
             continue
         if _may_be_ended_by_others(view, loop, stall, process):
             continue
@@ -55,17 +56,23 @@ def _waits(ident: int, view: InsideView) -> bool:
 def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) -> Draft:
     thread = view.main
     assert thread is not None
-    certain = loop.endless or loop.hopeless
+    certain = loop.endless or loop.hopeless or (bool(loop.receding) and "!=" in loop.code)
     if loop.endless:
         why = "it is `while True` without a `break`, `return` or `raise`"
     else:
-        same = ", ".join(f"`{name}` = {value}" for name, value in zip(loop.unchanged, loop.values, strict=False))
-        why = f"no value that could end the loop changes: {same}"
+        names = loop.unchanged or loop.receding
+        same = ", ".join(f"`{name}` = {value}" for name, value in zip(names, loop.values, strict=False))
+        what = (
+            "no value that could end the loop changes"
+            if loop.unchanged
+            else f"the two sides of `{loop.code}` move apart"
+        )
+        why = f"{what}: {same}"
     draft = check.draft(stall, "likely" if certain else "possible")
     draft.message = (
         f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} does not end"
         if certain
-        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} goes on, and nothing that ends it changes"
+        else f"the {loop.kind} loop in lines {loop.line} to {loop.end_line} goes on and comes no nearer to its end"
     )
     draft.cause = why
     draft.at(line_location("cause", loop.file, loop.line, "this loop does not end"))
@@ -80,5 +87,9 @@ def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) 
     )
     busy = process.main.busy if process.main is not None else None
     draft.because(f"the thread uses {busy:.0%} of a core and makes no step" if busy is not None else "")
-    draft.help("change a value that the condition reads inside the loop, or limit the number of iterations")
+    draft.help(
+        "compare with `<` or `>`, and with a tolerance where the values are floats"
+        if loop.receding
+        else "change a value that the condition reads inside the loop, or limit the number of iterations"
+    )
     return draft.rated("error" if certain or stall.still > max(_LONG, _TIMES * stall.limit) else "warning")

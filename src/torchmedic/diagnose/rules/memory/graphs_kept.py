@@ -21,6 +21,7 @@ from torchmedic.diagnose.rules.memory._growth import detached, edited, end, grap
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.source.sites import Site
 from torchmedic.observe.heap.weighing import Weight
+from torchmedic.source.live_frames import node_location
 
 
 @rule("TM450", "graphs-kept")
@@ -44,6 +45,8 @@ def check(evidence: LeakEvidence) -> Draft | None:
         else f"the items of `{name}` {_are(weight)} tensors with a `grad_fn`, and the first of them is still there"
     )
     draft.at(evidence.at_put("cause", f"each {period(evidence)} puts {_count(growth.rate)} in here"))
+    giver = evidence.giver
+    draft.at(node_location("origin", giver.file, giver.node, "given here") if giver is not None else None)
     draft.because(
         f"it grew with every {period(evidence)} {span(evidence)}",
         where(evidence),

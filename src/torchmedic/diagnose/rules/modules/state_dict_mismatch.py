@@ -103,12 +103,22 @@ def _explain(
         draft.because(f"every unknown name begins with `{prefix}`; without it the names fit")
         draft.help(f"strip the prefix: `{{key.removeprefix({prefix!r}): value for key, value in state.items()}}`")
         return
-    prefix = _common_prefix(missing)
-    if prefix and extra and {prefix + key for key in extra} >= set(missing):
-        draft.because(f"the model's names begin with `{prefix}`, the saved ones do not: the model is wrapped")
-        draft.help(f"load into the wrapped model: `model.{prefix.rstrip('.')}.load_state_dict(...)`")
+    part = _part_that_fits(own, saved)
+    if part:
+        draft.because(f"the saved names are those of `{part}`, which is a part of the model")
+        draft.help(f"load into that part: `model.{part}.load_state_dict(...)`")
         return
-    draft.help("build the model as it was when it was saved, or load only what fits with `strict=False`")
+    fitting = any(key in own and _shape(own[key]) == _shape(value) for key, value in saved.items())
+    some = ", or load only what fits with `strict=False`" if fitting else ""
+    draft.help(f"build the model as it was when it was saved{some}")
+
+
+def _part_that_fits(own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    """The path of the only part of a model whose names the saved ones are."""
+    first = next(iter(saved), "")
+    prefixes = [key.removesuffix(first) for key in own if first and key.endswith(f".{first}")]
+    fitting = [each for each in prefixes if all(_shape(own.get(each + key)) == _shape(saved[key]) for key in saved)]
+    return fitting[0].rstrip(".") if len(fitting) == 1 else ""
 
 
 def _common_prefix(keys: list[str]) -> str:

@@ -13,7 +13,10 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, given_to_loss
 from torchmedic.diagnose.words.tensors import count, incomplete_batch, made_here, shape
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.spots import Spot
 
 _LOSSES = (*CLASSIFYING, "multi_margin_loss", "multilabel_margin_loss", "cosine_embedding_loss")
 
@@ -31,7 +34,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"`{given.loss}` was given {rows} rows of scores and {labels} labels"
     draft.cause = f"its input is {shape(given.input)} and its target {shape(given.target)}: the first sizes differ"
-    draft.at(*evidence.at_user_line("cause", f"{rows} rows meet {labels} labels"))
+    mixed = _mixed_at(evidence, rows, labels)
+    draft.at(mixed.location("cause", f"the {labels} samples become {rows} rows here") if mixed is not None else None)
+    draft.at(*evidence.at_user_line("cause" if mixed is None else "surfaced", f"{rows} rows meet {labels} labels"))
     draft.at(made_here(evidence, given.input, f"becomes {shape(given.input)}"))
     draft.at(made_here(evidence, given.target, f"becomes {shape(given.target)}"))
     batch = next((int(tensor.shape[0]) for tensor in evidence.incident.batch if tensor.dim()), None)
@@ -43,4 +48,25 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.because(
             f"this batch has {count(short[0], 'sample')}, not {short[1]}: the loader's last batch is not full"
         )
+    if mixed is not None:
+        return draft.help("keep the batch dimension when reshaping, with `flatten(1)` for instance")
     return draft.help("reshape and cut input and target in the same way, so that each row keeps its label")
+
+
+def _mixed_at(evidence: RaisedEvidence, rows: int, labels: int) -> Spot | None:
+    """The only line of a replay of the step that makes as many rows as the scores have of as many as there are labels.
+
+    The number of rows must change by reshaping: to pick rows, or to join tensors, may be meant.
+    """
+    step = StepFailure(evidence).step
+    if step is None:
+        return None
+    provenance = Provenance()
+    step.runner.play(provenance, backward=False)
+    spots = {
+        call.spot
+        for call in provenance.calls
+        if call.name in ("view", "reshape", "flatten", "unflatten")
+        and [int(tensor.shape[0]) for tensor in (*call.inputs[:1], *call.outputs) if tensor.dim()] == [labels, rows]
+    }
+    return spots.pop() if len(spots) == 1 else None

@@ -13,6 +13,7 @@ Cure: take the batch size from the tensor (`x.size(0)`) and let torch compute on
 
 from __future__ import annotations
 
+import ast
 import math
 
 import torch
@@ -21,7 +22,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._shapes import by_message
 from torchmedic.diagnose.words.tensors import argument_text, count, incomplete_batch, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.source.lookup.failing_call import Argument, Call
+from torchmedic.source.lookup.failing_call import Argument, Call, read
 
 _VIEWS = ("view", "reshape", "view_as", "reshape_as", "_unsafe_view")
 
@@ -52,10 +53,10 @@ def _view(evidence: RaisedEvidence, call: Call) -> Draft | None:
         )
     if -1 in wanted and (known == 0 or total % known):
         why = f"{total} elements cannot be divided by {known}"
-        return _counted(evidence, source, wanted, f"{name}: {why}", why)
+        return _counted(evidence, call, source, wanted, f"{name}: {why}", why)
     if -1 not in wanted and known != total:
         why = f"{' x '.join(map(str, wanted)) or '1'} = {known} elements, and the tensor has {total}"
-        return _counted(evidence, source, wanted, f"{name} needs {why}", why)
+        return _counted(evidence, call, source, wanted, f"{name} needs {why}", why)
     if call.op in ("view", "view_as") and not source.value.is_contiguous():
         why = f"strides {list(source.value.stride())} of {shape(source.value)}: its elements are not in order"
         text = f"{name} of a tensor whose memory is not contiguous"
@@ -73,14 +74,19 @@ def _sizes(call: Call) -> list[int] | None:
     return [int(size) for size in sizes] if all(type(size) is int for size in sizes) and sizes else None
 
 
-def _counted(evidence: RaisedEvidence, source: Argument, wanted: list[int], message: str, why: str) -> Draft:
-    """The reason, if a batch that is not full explains the difference."""
+def _counted(
+    evidence: RaisedEvidence, call: Call, source: Argument, wanted: list[int], message: str, why: str
+) -> Draft:
+    """The reason, if a division with a remainder or a batch that is not full explains the difference."""
     total = source.value.numel()
     fact = ""
     help_text = "compute the sizes from the tensor (`x.size(0)`), and let the rest be found with `-1`"
     batch = incomplete_batch(evidence)
+    divided = _with_remainder(call)
     sizes = list(source.value.shape)
-    if batch is not None and batch[1] in wanted:
+    if divided:
+        fact, help_text = divided, "choose a divisor that divides the size without a remainder"
+    elif batch is not None and batch[1] in wanted:
         have, full = batch
         shrunk = [have if size == full else size for size in wanted]
         if _fits(shrunk, total):
@@ -90,6 +96,17 @@ def _counted(evidence: RaisedEvidence, source: Argument, wanted: list[int], mess
         fact = f"with the tensor's own first size, {sizes[0]}, in place of {wanted[0]} it would fit"
         help_text = "take the first size from the tensor: `x.size(0)`"
     return _done(evidence, source, message, why, help_text, fact)
+
+
+def _with_remainder(call: Call) -> str:
+    """The sizes of a call that are written as a division which leaves a remainder: `C // heads`."""
+    for argument in call.arguments[1:]:
+        match argument.node:
+            case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+                size, by = read(left, call.frame), read(right, call.frame)
+                if type(size) is int and type(by) is int and by and size % by:
+                    return f"`{ast.unparse(argument.node)}` is {size} // {by}: {size} is not a multiple of {by}"
+    return ""
 
 
 def _fits(sizes: list[int], total: int) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -65,13 +66,11 @@ def _argument(evidence: RaisedEvidence) -> Draft | None:
         draft = check.draft(
             evidence, "likely", f"`{call.op}` was given {wanted or 'something else'} where it takes a tensor", named[0]
         )
-        draft.at(*evidence.at_user_line("cause", f"{wanted or 'this'} is not a tensor"))
-        return _advised(evidence, draft, UNKNOWN, None)
+        return _advised(evidence, draft, UNKNOWN, None, f"{wanted or 'this'} is not a tensor")
     made = origin(evidence, odd.value)
     draft = check.draft(evidence, "proven")
     draft.message = f"`{call.op}` was given {_kind(odd.value)} where it takes a tensor"
     draft.cause = f"`{odd.text or named[1]}` is {_described(odd.value)}"
-    draft.at(*evidence.at_user_line("cause", f"{_kind(odd.value)}, not a tensor"))
     draft.because(fed_by(evidence, layer_of(evidence, call)))
     return _advised(evidence, draft, odd.value, made)
 
@@ -84,7 +83,6 @@ def _first_argument(evidence: RaisedEvidence, call: Call) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"`{call.op}` was given {_kind(first.value)} where it takes a tensor"
     draft.cause = f"`{first.text}` is {_described(first.value)}"
-    draft.at(*evidence.at_user_line("cause", f"{_kind(first.value)}, not a tensor"))
     draft.because(fed_by(evidence, layer_of(evidence, call)))
     return _advised(evidence, draft, first.value, origin(evidence, first.value))
 
@@ -101,16 +99,16 @@ def _attribute(evidence: RaisedEvidence) -> Draft | None:
     if frame is None or not isinstance(evidence.error, AttributeError) or not isinstance(frame.node, ast.Attribute):
         return None
     name, value = frame.node.attr, read(frame.node.value, frame)
-    if not isinstance(value, tuple | list | dict | float | int | type(None)) or not hasattr(torch.Tensor, name):
+    if not isinstance(value, tuple | list | dict | str | float | int | None) or not hasattr(torch.Tensor, name):
         return None
     made = origin_of(evidence.frames, frame, frame.node.value)
-    # A plain Python slip is not ours to explain: the value must come out of torch.
-    if made is None or not (_from_module(evidence, made) or _from_tensor(made) or name == "backward"):
+    # A plain Python slip is not ours to explain: the value must come out of torch, or was given to torch.
+    is_torchs = made is not None and (_from_module(evidence, made) or _from_tensor(made) or name == "backward")
+    if frame.is_user and not is_torchs:
         return None
     draft = check.draft(evidence, "proven")
     draft.message = f"{_kind(value)} was used as a tensor: it has no `{name}`"
     draft.cause = f"`{ast.unparse(frame.node.value)}` is {_described(value)}"
-    draft.at(*evidence.at_user_line("cause", f"{_kind(value)}, not a tensor"))
     return _advised(evidence, draft, value, made)
 
 
@@ -128,7 +126,6 @@ def _subscript(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"{_kind(value)} was indexed like a tensor"
     draft.cause = f"`{call.arguments[0].text}` is {_described(value)}"
-    draft.at(*evidence.at_user_line("cause", f"{_kind(value)}, not a tensor"))
     return _advised(evidence, draft, value, made)
 
 
@@ -145,9 +142,8 @@ def _operand(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven" if odd.value is not UNKNOWN else "likely")
     draft.message = f"`{found[1]}` of a tensor and a {kind}"
     draft.cause = f"`{odd.text}` is {_described(odd.value) if odd.value is not UNKNOWN else 'a ' + kind}"
-    draft.at(*evidence.at_user_line("cause", f"`{odd.text}` is a {kind}"))
     made = origin_of(evidence.frames, call.frame, odd.node) if isinstance(odd.node, ast.Name) else None
-    return _advised(evidence, draft, () if kind == "tuple" else odd.value, made)
+    return _advised(evidence, draft, () if kind == "tuple" else odd.value, made, f"`{odd.text}` is a {kind}")
 
 
 def _described(value: Any) -> str:
@@ -180,7 +176,13 @@ def _from_tensor(made: Origin) -> bool:
     )
 
 
-def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | None) -> Draft:
+def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | None, label: str = "") -> Draft:
+    label = label or f"{_kind(value)}, not a tensor"
+    if made is not None and isinstance(value, str) and _is_key(evidence, made, value):
+        draft.at(made.location("cause", "to unpack a dict gives its keys"))
+        draft.at(*evidence.at_user_line("surfaced", label))
+        return draft.help(f"take the entry that is meant, as in `{ast.unparse(made.value or ast.Name(''))}[{value!r}]`")
+    draft.at(*evidence.at_user_line("cause", label))
     module = _module_behind(evidence, made) if made is not None else None
     if made is not None:
         whose = f", from `{type(module).__name__}`" if module is not None else ""
@@ -197,3 +199,10 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
     else:
         draft.help("convert it with `torch.as_tensor(...)`, or pass the tensor that was meant")
     return draft
+
+
+def _is_key(evidence: RaisedEvidence, made: Origin, value: str) -> bool:
+    """Whether the statement that made a value unpacks a dict of which the value is a key."""
+    frame = next((frame for frame in reversed(evidence.frames) if frame.file == made.file), None)
+    holder = read(made.value, frame) if frame is not None and made.value is not None else None
+    return isinstance(holder, Mapping) and value in holder

@@ -26,6 +26,7 @@ from torchmedic.diagnose.words.tensors import (
     shape,
 )
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.source.lookup.loader_lines import loader_call
 
 
 @rule("TM167", "single-value-normalised")
@@ -53,6 +54,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.because(f"this batch has 1 sample, not {batch[1]}: the loader's last batch is not full")
         draft.help("pass `drop_last=True` to the training loader")
     elif over_batch:
+        draft.at(loader := loader_call("origin", "the loader is made here", keyword="batch_size"))
+        if loader is not None and evidence.incident.batch:
+            draft.help("pass `drop_last=True` to the training loader, if its last batch has one sample")
         draft.help("train with more than one sample per batch; for evaluation call `model.eval()` first")
     else:
         draft.help("normalise before the image has shrunk to one point, or leave this layer out")

@@ -1,0 +1,67 @@
+"""Loops that have passed what would end them, by what was read in several looks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from torchmedic.observe.inside.loops import Look, places_of, prints_of, view
+
+LOOP = """def run(note):
+    value, goal, rounds = 0.0, {goal}, 0
+    while {test}:
+        value += {step}
+{more}        note()
+"""
+
+
+def looked_at(folder: Path, source: str, looks: int = 5) -> Any:
+    """What is seen of the loop of a script after some rounds."""
+    path = folder / "script.py"
+    path.write_text(source)
+    seen: list[Look] = []
+    found: list[Any] = []
+
+    class Enough(Exception):
+        pass
+
+    def note() -> None:
+        frame: FrameType | None = sys._getframe(1)
+        assert frame is not None
+        seen.append(Look(places_of([frame]), prints_of([frame])))
+        if len(seen) == looks:
+            found.append(view(seen, [frame]))
+            raise Enough
+
+    space: dict[str, Any] = {"__name__": "script"}
+    exec(compile(source, str(path), "exec"), space)
+    with pytest.raises(Enough):
+        space["run"](note)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("test", "step", "goal"), [("value != goal", 0.1, 0.05), ("value < goal", -1, 3), ("goal >= value", -2, 3)]
+)
+def test_two_sides_that_move_apart(tmp_path: Path, test: str, step: float, goal: float) -> None:
+    loop = looked_at(tmp_path, LOOP.format(test=test, step=step, goal=goal, more=""))
+    assert set(loop.receding) == {"value", "goal"}
+    assert dict(zip(loop.receding, loop.values, strict=True))["goal"] == str(goal)
+
+
+@pytest.mark.parametrize(
+    ("test", "step", "goal", "more"),
+    [
+        ("value != goal", 0.1, 100, ""),  # on its way
+        ("value < goal", 1, 300, ""),
+        ("value == goal or rounds < 900", 0, 0, "        rounds += 1\n"),  # more than a comparison
+        ("value < goal", -1, 3, "        rounds += 1\n        if rounds > 50:\n            break\n"),  # another way out
+        ("value != goal", "(1 if value < 2 else -5)", 4.5, ""),  # to and fro
+    ],
+)
+def test_loops_that_may_end(tmp_path: Path, test: str, step: object, goal: float, more: str) -> None:
+    assert looked_at(tmp_path, LOOP.format(test=test, step=step, goal=goal, more=more)).receding == ()
