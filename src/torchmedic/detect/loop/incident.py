@@ -98,13 +98,15 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
     """Updates that are too small for the dtype of the weights.
 
     `graded` sampled weights have a gradient; `moved` of these have changed in `updates` updates. `rate` is the learning
-    rate, `clipped_to` the norm to which the line of the cause clips the gradients, if that made them so small.
+    rate, `clipped_to` the norm to which the line of the cause clips the gradients, if that made them so small. `change`
+    is how far an update moves the weights, relative to their size; 0 where nearly all are bit for bit what they were.
     """
 
     update: Place
     updates: int
     graded: int
     moved: int
+    change: float
     dtype: str
     rate: float
     clipped_to: float | None

@@ -30,7 +30,9 @@ _LINEAR = frozenset(
     "AliasBackward StackBackward".split()
 )
 # Their derivative is 0 wherever there is one.
-_FLAT = frozenset("RoundBackward FloorBackward CeilBackward TruncBackward SignBackward".split())
+_FLAT = frozenset(
+    "RoundBackward FloorBackward CeilBackward TruncBackward SignBackward NormalBackward BernoulliBackward".split()
+)
 # These change the precision only if they are told to, or are the user's own.
 _ON_PURPOSE = (
     "ToCopy",

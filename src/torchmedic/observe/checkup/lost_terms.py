@@ -102,9 +102,9 @@ class LostTerms(GraphCuts):
             self._unrecorded += 1
             self.cuts.append(Cut("no_grad", sites, behind))
 
-    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
-        if is_user_file(frame.f_code.co_filename):  # a library, or torchmedic itself, may well read a value
-            super()._note(name, tensor, result, frame)
+    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> Cut | None:
+        is_users = is_user_file(frame.f_code.co_filename)  # a library, or torchmedic itself, may well read a value
+        return super()._note(name, tensor, result, frame) if is_users else None
 
     def _losing(self, name: str, original: Any) -> Any:
         note = contained("observe.checkup")(self._note_loss)

@@ -1,6 +1,7 @@
 """The search for terms of a loss that train nothing: which loss is suspected, and when its terms are watched.
 
-A loss is suspected if a term of it has no graph, or if a term reaches no parameter of the optimizer that steps next.
+A loss is suspected if a term of it has no graph, if a distribution has a part in it, which may be sampled without one,
+or if a term reaches no parameter of the optimizer that steps next.
 The second needs a whole turn, as another optimizer may use those gradients. Then the terms are watched for one step.
 """
 
@@ -61,7 +62,7 @@ class TermWatch:
     def settled(self, graphs: Sequence[LossGraph]) -> None:
         """Graphs were looked at."""
         if self._suspect is None:
-            self._suspect = next((graph for graph in graphs if partial_sums(graph)), None)
+            self._suspect = next((graph for graph in graphs if partial_sums(graph) or graph.has_distributions), None)
 
     def exiting(self) -> None:
         """The script ends: nothing more will be known."""

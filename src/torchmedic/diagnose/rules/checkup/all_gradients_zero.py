@@ -47,6 +47,8 @@ _KINDS = {
     "CeilBackward": ("ceil", "has the derivative 0"),
     "TruncBackward": ("trunc", "has the derivative 0"),
     "SignBackward": ("sign", "has the derivative 0"),
+    "NormalBackward": ("random draw", "has the derivative 0"),
+    "BernoulliBackward": ("random draw", "has the derivative 0"),
 }
 
 
