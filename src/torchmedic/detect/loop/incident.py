@@ -139,8 +139,9 @@ class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
 
 
 class ZeroLearningRate(LoopIncident, frozen=True, kw_only=True):
-    """`scheduled` counts the moves of a schedule. `is_alone`: no other optimizer steps."""
+    """`scheduled` counts the moves of a schedule, `first` is the rate it began with. `is_alone`: no other one steps."""
 
+    first: float
     update: Place
     updates: int
     scheduled: int
@@ -263,6 +264,7 @@ class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     sign: str
     signed: Place | None
     twin: Place | None
+    is_thawed: bool = False  # they were frozen when the optimizer was built
 
 
 class LeafMadeAnew(LoopIncident, frozen=True, kw_only=True):
@@ -298,4 +300,9 @@ class FrozenLayers(LoopIncident, frozen=True, kw_only=True):
 
 
 class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
-    """The optimizer holds parameters of a model that is not trained."""
+    """The optimizer holds parameters of a model that is not trained, and that the loop calls elsewhere.
+
+    `forward` is the call of the model that the loss reaches; None where the model of the optimizer is never called.
+    """
+
+    forward: Place | None = None

@@ -9,6 +9,7 @@ such a line.
 from __future__ import annotations
 
 import functools
+import numbers
 import sys
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -134,7 +135,7 @@ class LostTerms(GraphCuts):
         return call
 
     def _note_sum(self, name: str, tensor: Any, other: Any, frame: FrameType) -> None:
-        if not isinstance(other, torch.Tensor | float | int) or type(tensor) is not torch.Tensor:
+        if not isinstance(other, torch.Tensor | numbers.Real) or type(tensor) is not torch.Tensor:
             return
         place = (frame.f_code, frame.f_lasti)
         if not isinstance(other, torch.Tensor) and other == 0 and name == "__radd__":

@@ -196,9 +196,13 @@ class Standstill:
     Args:
         ask: Called when something new is known.
         look_anew: Called when parameters that had gradients have none: the loss may belong to another model now.
+        looked: Called when a look is over, with its step.
     """
 
-    def __init__(self, ask: Callable[[], None], look_anew: Callable[[], None]) -> None:
+    def __init__(
+        self, ask: Callable[[], None], look_anew: Callable[[], None], looked: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._looked = looked
         self._ask = ask
         self._look_anew = look_anew
         self.due = _NEVER  # the step of the next look; read by the hooks
@@ -246,6 +250,7 @@ class Standstill:
             known.has_judged_rates = True
 
     def _close(self, step: int) -> None:
+        self._looked(step)
         self._open = 0
         self._seen.clear()
         later = [each for each in _FIRST_LOOKS if each > step]
