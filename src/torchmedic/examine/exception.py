@@ -72,6 +72,8 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
     evidence.autopsy = autopsy = examine_memory(evidence)
     told = diagnosis_of_worker(evidence)
     answer = find(evidence, registry.RAISED) if told is None else RuleAnswer(told)
+    if (answer is None or answer.diagnosis.grade != "proven") and evidence.replay_operands():
+        answer = find(evidence, registry.RAISED)
     diagnosis = answer.diagnosis if answer is not None else cause_not_known.not_explained(evidence)
     folder = agent.open()
     if diagnosis.grade != "proven" and complains_of_number(evidence):
