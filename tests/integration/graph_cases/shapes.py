@@ -505,11 +505,6 @@ def case_153_gather():
     q.gather(1, a)  # <- TM153
 
 
-def case_153_gather_of_a_result_without_a_name():
-    net, actions = nn.Linear(4, 3), torch.randint(0, 3, (8,))
-    net(torch.randn(8, 4)).gather(1, actions)  # <- TM153
-
-
 def case_153_gather_size():
     q = torch.rand(4, 2)
     a = torch.zeros(5, 1).long()
