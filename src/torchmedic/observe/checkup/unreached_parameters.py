@@ -50,6 +50,7 @@ class Unreached:
         self.thawed: set[int] = set()  # identities of those that are to be trained only from some step on
         self.steps = 0
         self.over = False  # judged
+        self.has_backward = False  # some loss went backward since cuts are watched; without any, nothing is cut off
         self.has_whole = False  # the parameters without a gradient are all those of some optimizer
         self._seen: set[int] = set()
         self._lacking: set[int] = set()  # identities of the optimizers that have such parameters
@@ -101,6 +102,7 @@ class Unreached:
 
     def backward_begins(self, roots: Sequence[Any]) -> None:
         """Forget the parameters that a loss reaches: their gradients are only cleared too early."""
+        self.has_backward = True
         reached = {id(leaf) for leaf in leaves_behind(roots)} if self.has_whole and self.cuts.armed else set()
         self.missing = [found for found in self.missing if id(found.reference()) not in reached]
 
@@ -121,7 +123,7 @@ class Unreached:
     def is_due(self, *, at_end: bool = False) -> bool:
         """Whether there is enough to be judged; once."""
         wanted = _MIN_STEPS_AT_END if at_end else _MIN_STEPS_OF_WHOLE if self.has_whole else _MIN_STEPS
-        if self.over or not self.missing or self.steps < wanted:
+        if self.over or not self.missing or not self.has_backward or self.steps < wanted:
             return False
         self.over = True
         return True
