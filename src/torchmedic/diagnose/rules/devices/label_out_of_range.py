@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.cures.ranges import RangeCures
@@ -95,13 +96,13 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     draft = check.draft(
         evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; {known} means labels {valid}"
     )
-    draft.at(*evidence.at_user_line("cause", f"label {strays.values[0]} meets {known}"))
+    layer = maker_of(given.scores, classes, evidence.frames) if given.scores is not None else None
+    built = layer_built_at(evidence.frames, layer, f"{known} because of this layer") if layer is not None else None
+    # A library computes the loss of a batch that it has read itself: the line that starts the library is innocent.
+    is_setting = built is not None and passed is None
+    draft.at(*evidence.at_user_line("surfaced" if is_setting else "cause", f"label {strays.values[0]} meets {known}"))
     draft.at(made_here(evidence, given.labels, "comes from", whole=True))
-    layer = None
-    if given.scores is not None:
-        layer = maker_of(given.scores, classes, evidence.frames)
-        if layer is not None:
-            draft.at(layer_built_at(evidence.frames, layer, f"{known} because of this layer"))
+    draft.at(msgspec.structs.replace(built, role="cause") if is_setting and built is not None else built)
     draft.because(_counted(labels, strays))
     if len(items) > 1:
         draft.because(f"the dataset items with such a label: {listed([str(index) for index in items], 8)}")
