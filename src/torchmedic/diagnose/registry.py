@@ -151,6 +151,8 @@ RAISED: Family[RaisedEvidence] = Family(
     "shapes.wrong_unpacking",
     "shapes.single_value_normalised",
     "shapes.not_a_tensor",
+    "autograd.unfit_for_transform",
+    "autograd.unfit_for_full_graph",
     "autograd.backward_on_non_scalar",
     "shapes.ambiguous_truth_value",
     "shapes.tensor_to_numpy_with_gradient",
