@@ -151,6 +151,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "shapes.wrong_unpacking",
     "shapes.single_value_normalised",
     "shapes.not_a_tensor",
+    "numbers.mean_of_nothing",
     "autograd.unfit_for_transform",
     "autograd.unfit_for_full_graph",
     "autograd.backward_on_non_scalar",

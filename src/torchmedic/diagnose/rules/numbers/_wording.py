@@ -277,8 +277,8 @@ def why_zero(evidence: NumbersEvidence, zeros: torch.Tensor | None) -> Any:
 
     def why(op: Op, own_line: bool) -> str:
         text = _zero_because(evidence, op, zeros)
-        if not text:
-            return ""
+        if not text or (op.kind in _DIFFERENCES and not own_line):
+            return ""  # of a difference that stands on the line of the cause, this is one side
         return f"{text}, so this is 0" if own_line else text
 
     return why
