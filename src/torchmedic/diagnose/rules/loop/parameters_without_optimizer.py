@@ -31,6 +31,9 @@ def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Draft
         if incident.twin is None
         else "two optimizers were given the same parameters"
     )
+    if incident.is_thawed:
+        draft.message = f"{names} are not trained: no optimizer has the parameters that were thawed"
+        draft.cause = "they were frozen at first, and the optimizer has only what was trained then"
     draft.at(
         evidence.at("cause", incident.cause, "leaves them out"),
         evidence.at("origin", incident.twin, "has the same parameters"),
@@ -39,9 +42,9 @@ def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Draft
     )
     draft.because(
         f"the loss reaches {count(incident.elements, 'weight')} there, and {count(incident.updates, 'update')} changed "
-        "none of them: they still have their first values",
+        + ("none of them" if incident.is_thawed else "none of them: they still have their first values"),
         ""
-        if incident.sign or incident.twin
+        if incident.sign or incident.twin or incident.is_thawed
         else "the step combines them with the result of layers that an optimizer has"
         if incident.are_bare
         else "gradients pass through them from the loss to layers of the same model that an optimizer has",
