@@ -357,11 +357,13 @@ STALLED: Family[Stall] = Family(
 
 # Asked in the parent, of a job of several ranks that has failed or stands still.
 RANKS: Family[Job] = Family(
+    "ranks.collectives_of_two_threads",
     "ranks.collective_contents_differ",
     "ranks.collectives_in_different_order",
     "ranks.rank_left_the_loop",
     "ranks.collective_on_some_ranks",
     "ranks.message_without_partner",
+    "ranks.rank_came_too_late",
 )
 
 # Asked in the parent, of a job of several ranks that goes on or has ended well. Each rule may speak.
