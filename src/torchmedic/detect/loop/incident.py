@@ -254,16 +254,18 @@ class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
 
     `sign` is a call that treats them as trained, such as `decoder.train()`, on the line `signed`. It is empty if they
-    stand between trained layers and the loss. `twin` is where an optimizer with the same parameters was built.
+    stand between trained layers and the loss. `twin` is where an optimizer with the same parameters was built. If
+    `are_bare`, the names are parameters that belong to no layer of torch's.
     """
 
     names: list[str]
     elements: int
     updates: int
     update: Place
-    sign: str
-    signed: Place | None
-    twin: Place | None
+    sign: str = ""
+    signed: Place | None = None
+    twin: Place | None = None
+    are_bare: bool = False
     is_thawed: bool = False  # they were frozen when the optimizer was built
 
 
