@@ -180,8 +180,8 @@ def _uses(found: Import) -> list[Spot]:
 
 
 def _detached(found: Import) -> Iterator[Edit]:
-    """The tensor detached at its use, in the innermost frame that has a name for it."""
-    for holder in found.holders:
+    """The tensor detached at its use, first where it is carried, then in functions that were only given it."""
+    for holder in sorted(found.holders, key=lambda holder: holder.is_passing):
         yield from detached_in(holder.spot, holder.name, is_item=holder.is_item)
 
 
