@@ -151,6 +151,9 @@ RAISED: Family[RaisedEvidence] = Family(
     "shapes.wrong_unpacking",
     "shapes.single_value_normalised",
     "shapes.not_a_tensor",
+    "numbers.mean_of_nothing",
+    "autograd.unfit_for_transform",
+    "autograd.unfit_for_full_graph",
     "autograd.backward_on_non_scalar",
     "shapes.ambiguous_truth_value",
     "shapes.tensor_to_numpy_with_gradient",
@@ -364,11 +367,13 @@ STALLED: Family[Stall] = Family(
 
 # Asked in the parent, of a job of several ranks that has failed or stands still.
 RANKS: Family[Job] = Family(
+    "ranks.collectives_of_two_threads",
     "ranks.collective_contents_differ",
     "ranks.collectives_in_different_order",
     "ranks.rank_left_the_loop",
     "ranks.collective_on_some_ranks",
     "ranks.message_without_partner",
+    "ranks.rank_came_too_late",
 )
 
 # Asked in the parent, of a job of several ranks that goes on or has ended well. Each rule may speak.

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.detect.failures.echoes import is_echo
+from torchmedic.detect.failures.echoes import ask_other_ranks, is_echo
 from torchmedic.detect.failures.exceptions import raised
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.cures import memory
@@ -37,6 +37,7 @@ def explain_exception(error: BaseException, agent: ProcessContext) -> None:
     """Explain an exception, unless it is only the echo of what another process has explained."""
     folder = agent.open().path
     release(folder)
+    ask_other_ranks(agent)
     if is_echo(error, agent):
         return
     with warnings.catch_warnings():
@@ -72,6 +73,8 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
     evidence.autopsy = autopsy = examine_memory(evidence)
     told = diagnosis_of_worker(evidence)
     answer = find(evidence, registry.RAISED) if told is None else RuleAnswer(told)
+    if (answer is None or answer.diagnosis.grade != "proven") and evidence.replay_operands():
+        answer = find(evidence, registry.RAISED)
     diagnosis = answer.diagnosis if answer is not None else cause_not_known.not_explained(evidence)
     folder = agent.open()
     if diagnosis.grade != "proven" and complains_of_number(evidence):

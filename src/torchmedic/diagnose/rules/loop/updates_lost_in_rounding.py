@@ -22,6 +22,8 @@ from torchmedic.evidence.loop import LoopEvidence
 def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
     updates = count(incident.updates, "update")
     draft = check.draft(evidence, "proven")
+    if incident.clipped_to == 0:
+        return _clipped_to_nothing(evidence, incident, draft)
     draft.message = f"the weights do not change: the updates are too small for their dtype, {incident.dtype}"
     made = f"with a learning rate of {incident.rate:g}"
     label = f"holds weights in {incident.dtype}, with a rate of {incident.rate:g}"
@@ -29,13 +31,22 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
         made = f"with gradients that are clipped to a norm of {incident.clipped_to:g}"
         label = f"leaves gradients with a norm of {incident.clipped_to:g}"
     draft.cause = f"{made}, the updates are smaller than the distance between two numbers"
+    if incident.change:
+        draft.message = (
+            f"the weights hardly change: an update moves none of them by more than {incident.change:.1e} of their size"
+        )
+        draft.cause = f"{made}, the updates are next to nothing"
     draft.at(
         evidence.at("cause", incident.cause, label),
-        evidence.at("surfaced", incident.update, "is rounded away", "step"),
+        evidence.at(
+            "surfaced", incident.update, "changes next to nothing" if incident.change else "is rounded away", "step"
+        ),
     )
     still = incident.graded - incident.moved
     draft.because(
-        f"{still} of {count(incident.graded, 'sampled weight')} with a gradient are bit for bit what they were "
+        f"at that pace, {1 / incident.change:.1e} updates would change the weights as a whole"
+        if incident.change
+        else f"{still} of {count(incident.graded, 'sampled weight')} with a gradient are bit for bit what they were "
         f"{updates} ago",
     )
     if incident.clipped_to is not None:
@@ -45,4 +56,16 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
     else:
         cure = "use a larger learning rate"
     draft.help(cure, safety="changes-training")
+    return draft.rated("warning")
+
+
+def _clipped_to_nothing(evidence: LoopEvidence, incident: UpdatesLost, draft: Draft) -> Draft:
+    draft.message = "nothing is learned: all gradients are clipped to 0"
+    draft.cause = "clipping to a norm of 0 multiplies every gradient by 0"
+    draft.at(
+        evidence.at("cause", incident.cause, "clips to a norm of 0"),
+        evidence.at("surfaced", incident.update, "has only gradients of 0", "step"),
+    )
+    draft.because(f"the last {count(incident.updates, 'update')} came after such a call, and all gradients are 0")
+    draft.help("clip to a norm above 0, or leave the call out if 0 means that nothing is clipped")
     return draft.rated("warning")
