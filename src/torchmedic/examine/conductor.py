@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from torchmedic.records.memory import HeldMemory
 
 
+_NEVER_CLEARED = frozenset({"TM601"})  # gradients that are added up over all steps make the updates ever larger
+_OF_LARGE_UPDATES = frozenset({"TM222", "TM230"})
+
+
 class GrowthConductor:
     """Explains what grows, in a training process or in a DataLoader worker."""
 
@@ -76,6 +80,10 @@ class Conductor(GrowthConductor):
         return explain_nonfinite(optimizer, frame, quantity, stage, self._agent)
 
     def publish(self, finding: Finding) -> None:
+        diagnosis = finding.diagnosis
+        if diagnosis.code in _OF_LARGE_UPDATES and self._said.has_code(_NEVER_CLEARED):
+            self._agent.open().events.write("echo", code=diagnosis.code, step=diagnosis.step)
+            return
         publish_finding(finding, self._agent)
 
     def explain_lost_device(self, error: BaseException, frame: FrameType) -> None:

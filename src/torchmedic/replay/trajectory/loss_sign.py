@@ -33,6 +33,7 @@ class LossSign(NamedTuple):
     sign: int  # -1: never positive, 1: never negative, 0: not known
     is_error: bool = False  # it measures how far something is from the data
     op: Op | None = None  # that makes the loss, or turns its sign in the same function
+    is_whole: bool = True  # no term was left out because it is small
 
 
 def sign_of_loss(loss: torch.Tensor, scope: Microscope) -> LossSign:
@@ -44,21 +45,21 @@ class _Signs:
     def __init__(self, scope: Microscope) -> None:
         self._scope = scope
         self._left = _MAX_NODES
-        self._are_errors = True
+        self._are_errors = self._is_whole = True
         self._turns: list[Any] = []  # nodes that turn the sign, from the loss on
 
     def of_loss(self, root: Any) -> LossSign:
         sign = self._of(root) if root is not None else 0
         made = self._op(root)
         if made is None or made.spot is None:
-            return LossSign(sign, self._are_errors)
+            return LossSign(sign, self._are_errors, is_whole=self._is_whole)
         top = root
         while top is not None and top not in self._turns and name_of(top) in ("Mul", "Div"):
             top = next((following for following, _ in top.next_functions if following is not None), None)
         # Behind a mean, what is negative may be meant to be: a score, a likelihood. Then the loss lacks a minus.
         turned = self._op(top) if top in self._turns else None
         is_near = turned is not None and turned.spot is not None and _is_near(turned.spot, made.spot)
-        return LossSign(sign, self._are_errors, turned if is_near else made)
+        return LossSign(sign, self._are_errors, turned if is_near else made, self._is_whole)
 
     def _op(self, node: Any) -> Op | None:
         return self._scope.op_of(node) if node is not None else None
@@ -100,6 +101,7 @@ class _Signs:
         sizes = [self._scope.magnitude(value) for value in op.inputs] if op is not None else []
         if len(sizes) == len(terms):
             bound = _NOTABLE_TERM * max(sizes)
+            self._is_whole &= min(sizes) >= bound
             terms = [term for term, size in zip(terms, sizes, strict=True) if size >= bound]
         else:  # a number is added
             terms = [term for term in terms if term[0] is not None]

@@ -245,7 +245,8 @@ def rate_set_at(
         ]
         if len(made) == 1:
             return node_location(role, file, made[0], label)
-    for scheduler in schedulers_of(optimizer):
+    # A schedule that has never been advanced has changed nothing.
+    for scheduler in sorted(schedulers_of(optimizer), key=lambda each: getattr(each, "last_epoch", 0) <= 0):
         for function in getattr(scheduler, "lr_lambdas", ()):
             code = getattr(function, "__code__", None)
             if code is not None and is_user_file(code.co_filename):

@@ -26,6 +26,8 @@ _MIN_GROWTH_FACTOR = 100.0
 _LOSSES_OF_QUARTERS = 48  # the last ones, in which the level of the loss grows from quarter to quarter
 _GROWTH_OF_QUARTER = 3.0
 _GROWN_WEIGHTS = 1e4  # times their size some updates ago: no training means that
+_FEW_UPDATES = 6
+_GROWN_AT_ONCE = 30.0  # times their size before so few updates
 _MIN_TURNS = 4
 _MIN_FACTOR = 1.15  # per turn
 _MIN_SHARE_GROWING = 0.8  # of all turns
@@ -181,8 +183,9 @@ def grown_weights(evidence: NumbersEvidence) -> WeightGrowth | None:
         if value.numel() and tensor.requires_grad
     ]
     before, now = (max((pair[at] for pair in pairs), default=0.0) for at in (0, 1))
-    updates = evidence.agent.finite.steps - copy.update
-    is_grown = math.isfinite(now) and now > _GROWN_WEIGHTS * max(before, 1e-3)
+    updates = max(evidence.agent.finite.steps, evidence.incident.step) - copy.update  # some are made by hand
+    factor = _GROWN_WEIGHTS if updates > _FEW_UPDATES else _GROWN_AT_ONCE
+    is_grown = math.isfinite(now) and now > factor * max(before, 1e-3)
     return WeightGrowth(before, now, updates) if is_grown and updates > 0 and before > 0 else None
 
 

@@ -55,6 +55,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.because(f"not proven: {why}")
     if rates:
         draft.help(f"lower the learning rate (it is {rate}), or warm it up", safety="changes-training")
+    elif not incident.optimizers:
+        draft.help("lower the step size of the updates", safety="changes-training")
     draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
     return draft.because(noticed(evidence))
 

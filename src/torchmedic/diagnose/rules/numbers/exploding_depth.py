@@ -30,15 +30,15 @@ from torchmedic.source.syntax import syntax_tree
 from torchmedic.source.user_variables import loaded_files
 
 _MIN_FACTOR = 2.0  # per layer
+_MIN_TOTAL = 1e10  # of all layers, where each adds little
 _WRITERS = ("normal_", "uniform_", "fill_", "constant_", "orthogonal_", "trunc_normal_", "ones_", "mul_")
 
 
 @rule("TM233", "exploding-depth")
 def check(evidence: NumbersEvidence) -> Draft | None:
     grown, is_start = growths_at_start(evidence)
-    found = next(
-        (each for each in grown if not each.is_recurrence and not each.is_gradient and each.factor >= _MIN_FACTOR), None
-    )
+    layers = [each for each in grown if not each.is_recurrence and not each.is_gradient]
+    found = next((each for each in layers if each.factor >= _MIN_FACTOR or each.last > _MIN_TOTAL * each.first), None)
     if found is None:
         return None
     draft = check.draft(evidence, "proven" if is_start else "likely")

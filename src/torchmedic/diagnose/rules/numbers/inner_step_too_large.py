@@ -46,7 +46,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         return None
     for divisor in _DIVISORS:
         loss = _loss(step, 1 / divisor)
-        if loss is None or not math.isfinite(loss) or loss > without + (_BOUND - 1) * size:
+        is_ordinary = loss is not None and abs(loss) < _GROWN * size  # a loss below zero may have exploded as well
+        if loss is None or not is_ordinary or loss > without + (_BOUND - 1) * size:
             continue
         draft = check.draft(evidence, "likely" if evidence.faithful is False else "proven")
         draft.message = f"the inner updates of the step are too large: they take the loss to {number(original)}"

@@ -61,14 +61,15 @@ def check(evidence: NumbersEvidence) -> Draft | None:
 def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course | None) -> Draft | None:
     """A loss that runs away downwards: whether it is an error with the wrong sign."""
     divergence.first_step()  # reads the graph of the loss
-    sign, is_error, op = divergence.trajectory.sign
+    sign, is_error, op, is_whole = divergence.trajectory.sign
     is_growth, is_lost = evidence.incident.quantity == "growth", evidence.agent.finite.memory.is_lost
     trained = [tensor for optimizer in divergence.optimizers for tensor in parameters_of(optimizer)]
     shrinks = course is not None and _shrinks(divergence, course)
     grade: Grade
     if sign < 0 and (is_error or is_lost or not is_growth) and len(trained) != 1:
         # One tensor alone may be meant to have a large loss, as the input of an attack.
-        grade, why = "proven", "the loss can only be negative, so it has no lower bound, and every update lowers it"
+        part = "the loss" if is_whole else "a part of the loss that outweighs the others"
+        grade, why = "proven", f"{part} can only be negative, so it has no lower bound, and every update lowers it"
     elif sign == 0 and shrinks and divergence.has_grown:
         grade, why = "likely", "the loss runs away downwards, and with the opposite sign its size shrinks"
     else:
@@ -86,7 +87,9 @@ def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course |
     if course is not None and shrinks:
         draft.treat(_cure(divergence, course, "term" if term is not None else "loss"))
     else:
-        draft.help("turn the sign of the loss round", safety="changes-training")
+        other = "turn the sign of the loss round"
+        bound = "bound the negative part from below, as a hinge with a margin does, or turn its sign round"
+        draft.help(other if is_whole else bound, safety="changes-training")
     return finish(draft, evidence)
 
 
