@@ -24,12 +24,15 @@ class RankComparison:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._news = FolderNews()
+        self._folders: list[Path] = []  # as they were last listed
         self._facts: dict[Path, RankFacts] = {}
 
     def new(self, *, at_end: bool = False) -> list[Diagnosis]:
         """The findings that nobody has told yet. `at_end`: this run has ended well, and its logs are complete."""
         changed = False
-        for folder in layout.process_folders(self._run):
+        if at_end or self._news.may_have_changed(self._run):
+            self._folders = layout.process_folders(self._run)
+        for folder in self._folders:
             if at_end or self._news.may_have_changed(folder):
                 found = _read(folder)
                 if found is not None and found != self._facts.get(folder):
