@@ -65,13 +65,15 @@ def _ended_workers(error: BaseException) -> list[int]:
     return [*named, *(worker.pid for worker in lost_senders(error))]
 
 
-def ask_other_ranks(agent: ProcessContext) -> None:
+def ask_other_ranks(error: BaseException, agent: ProcessContext) -> None:
     """Note the time of an exception in a job of several ranks, and have the other ranks write down where they are."""
-    if _is_of_job():
-        agent.open().events.write("raised")
-        for pid in questions.listeners(agent.run):
-            if pid != os.getpid():
-                questions.ask(agent.run, pid, questions.GLANCE)
+    if not _is_of_job():
+        return
+    lost = _lost_another_rank(error)
+    agent.open().events.write("raised", lost=lost)
+    for pid in questions.listeners(agent.run) if not lost else ():
+        if pid != os.getpid():
+            questions.ask(agent.run, pid, questions.GLANCE)
 
 
 def _is_of_job() -> bool:
