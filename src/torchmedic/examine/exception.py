@@ -37,7 +37,7 @@ def explain_exception(error: BaseException, agent: ProcessContext) -> None:
     """Explain an exception, unless it is only the echo of what another process has explained."""
     folder = agent.open().path
     release(folder)
-    ask_other_ranks(agent)
+    ask_other_ranks(error, agent)
     if is_echo(error, agent):
         return
     with warnings.catch_warnings():

@@ -47,16 +47,16 @@ class LostRankLine(msgspec.Struct, tag="lost-rank", tag_field="kind"):
 
 
 class RaisedLine(msgspec.Struct, tag="raised", tag_field="kind"):
-    """An exception ended the work of this rank at a time, in seconds since the epoch. It is explained after that."""
+    """An exception ended the work of this rank at a time, in seconds since the epoch. It is explained after that.
+
+    `lost` is that the exception only tells of a broken connection to another rank.
+    """
 
     time: float
+    lost: bool = False
 
 
-class EchoLine(msgspec.Struct, tag="echo", tag_field="kind"):
-    """An exception in this process only followed from a failure of another process, which is explained there."""
-
-
-_Line = StartLine | FaultLine | ExceptionLine | DeathLine | LostRankLine | RaisedLine | EchoLine
+_Line = StartLine | FaultLine | ExceptionLine | DeathLine | LostRankLine | RaisedLine
 
 
 def read_events(folder: Path) -> list[_Line]:

@@ -93,10 +93,8 @@ def _with_paths_of_here(told: RemoteRank) -> RankLog:
 
 def _raised(folder: Path) -> float:
     """The time of the exception that ended a rank; 0 if it only tells of the loss of another rank."""
-    lines = events.read_events(folder)
-    if any(isinstance(line, events.LostRankLine | events.EchoLine) for line in lines):
-        return 0.0
-    return next((line.time for line in lines if isinstance(line, events.RaisedLine)), 0.0)
+    lines = (line for line in events.read_events(folder) if isinstance(line, events.RaisedLine))
+    return next((line.time for line in lines if not line.lost), 0.0)
 
 
 def _state(run: Path, folder: Path, until: float = 0.0) -> RankState | None:

@@ -29,8 +29,8 @@ early = rank in (0, 3)  # twin: early = True
 for step in range(5):
     optimizer.zero_grad()
     model(torch.randn(3, 4)).square().mean().backward()
-    if early:
-        norm(model, row)  # <- cause
+    if early:  # <- cause
+        norm(model, row)
         average(model, column)
     else:
         average(model, column)

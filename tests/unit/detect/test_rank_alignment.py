@@ -10,6 +10,7 @@ from torchmedic.detect.ranks.alignment import first_difference
 from torchmedic.detect.ranks.culprit import forward_without_backward, named
 from torchmedic.detect.ranks.late import gave_up
 from torchmedic.detect.ranks.messages import unequal_turns, unmatched
+from torchmedic.diagnose import registry
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Job, RankLog, RankState
 
@@ -276,3 +277,11 @@ def test_a_rank_that_gave_up_waiting_for_another() -> None:
 def test_a_rank_that_raised_for_another_reason(calls: tuple[Collective, ...], raised: float) -> None:
     states = RankState(rank=0, log=log(0, *calls)), RankState(rank=1, log=log(1, *STEP, END), raised=raised)
     assert gave_up(waiting(*states)) is None
+
+
+def test_a_message_to_a_rank_that_the_job_does_not_have() -> None:
+    state = RankState(rank=1, log=log(1, call("send", 18, peer=2)))
+    job = Job(world_size=2, ranks=(state,), unmatched=((1, call("send", 18, peer=2)),))
+    draft = registry.load("ranks.message_without_partner").check(job)
+    assert draft is not None
+    assert draft.message == "rank 1 waits in `send` to rank 2, and the job has no rank 2"

@@ -39,7 +39,7 @@ def is_echo(error: BaseException, agent: ProcessContext) -> bool:
     if is_told_by_loader(error):
         events.write("echo", pid=os.getpid())
         return True
-    if agent.rank > 0 and _met_nobody(error) and _is_explained_soon(agent):
+    if _met_nobody(error) and (_is_explained_soon(agent) if agent.rank > 0 else _failed_before(agent)):
         events.write("echo", rank=agent.rank)
         return True
     if _lost_another_rank(error):
@@ -65,13 +65,15 @@ def _ended_workers(error: BaseException) -> list[int]:
     return [*named, *(worker.pid for worker in lost_senders(error))]
 
 
-def ask_other_ranks(agent: ProcessContext) -> None:
+def ask_other_ranks(error: BaseException, agent: ProcessContext) -> None:
     """Note the time of an exception in a job of several ranks, and have the other ranks write down where they are."""
-    if _is_of_job():
-        agent.open().events.write("raised")
-        for pid in questions.listeners(agent.run):
-            if pid != os.getpid():
-                questions.ask(agent.run, pid, questions.GLANCE)
+    if not _is_of_job():
+        return
+    lost = _lost_another_rank(error)
+    agent.open().events.write("raised", lost=lost)
+    for pid in questions.listeners(agent.run) if not lost else ():
+        if pid != os.getpid():
+            questions.ask(agent.run, pid, questions.GLANCE)
 
 
 def _is_of_job() -> bool:
@@ -91,6 +93,11 @@ def _met_nobody(error: BaseException) -> bool:
     distributed = sys.modules.get("torch.distributed")
     kind = getattr(distributed, "DistError", None)
     return kind is not None and isinstance(error, kind) and not distributed.is_initialized()  # type: ignore[union-attr]
+
+
+def _failed_before(agent: ProcessContext) -> bool:
+    """Whether another rank has failed by something else than that it met nobody, too."""
+    return any(found.name != "ranks-did-not-meet" for found in files.errors_of_others(agent.run, agent.rank))
 
 
 def _is_explained_soon(agent: ProcessContext) -> bool:

@@ -11,7 +11,7 @@ from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import listed
 from torchmedic.records import Location, Role, StackFrame
-from torchmedic.records.ranks import Collective, Difference, Job, RankState
+from torchmedic.records.ranks import MARKS, Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.user_code import is_library_file, relative
 
@@ -93,10 +93,12 @@ def show(draft: Draft, job: Job, difference: Difference) -> None:
 
 
 def _line(job: Job, state: RankState, difference: Difference) -> str:
-    call = difference.call if state.rank in difference.culprits else difference.expected
     log = state.log
     if log is None:
         return f"rank {state.rank}: its calls are not known"
+    call = difference.call if state.rank in difference.culprits else difference.expected
+    if state.rank not in (*difference.culprits, *difference.others):  # no member of the group, or a third way
+        call = next((each for each in reversed(log.calls) if each.op not in MARKS), None)
     fate = {
         "ended": ", then ended",
         "raised": ", then failed",

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import StackFrame
+from torchmedic.records import Role, StackFrame
 from torchmedic.records.ranks import MARKS, Collective, Difference, Job
-from torchmedic.source.branches import callees_at, is_after_in_block, loops_around
+from torchmedic.source.branches import branches_around, callees_at, is_after_in_block, loops_around
 
 
 @rule("TM702", "collectives-in-different-order")
@@ -40,7 +40,11 @@ def check(job: Job) -> Draft | None:
     if shared is not None:
         draft.at(line_location("cause", shared.file, shared.line, "this loop calls other functions first on each rank"))
     own, theirs = _parting(call, expected)
-    draft.at(line_location("cause" if shared is None else "origin", own.file, own.line, f"{who}: {words(call)} first"))
+    branch = _branch(own, theirs) if shared is None and difference.by == "nothing" else None
+    if branch is not None:
+        draft.at(line_location("cause", own.file, branch, "this decides which call is first"))
+    role: Role = "cause" if shared is None and branch is None else "origin"
+    draft.at(line_location(role, own.file, own.line, f"{who}: {words(call)} first"))
     draft.at(line_location("origin", theirs.file, theirs.line, f"{others}: {words(expected)} first"))
     show(draft, job, difference)
     return draft.help("make the two calls in the same order on all ranks")
@@ -83,6 +87,13 @@ def _parting(call: Collective, expected: Collective) -> tuple[StackFrame, StackF
         return call.frames[-1], expected.frames[-1]
     own, theirs = call.frames.index(shared), expected.frames.index(shared)
     return call.frames[max(0, own - 1)], expected.frames[max(0, theirs - 1)]
+
+
+def _branch(own: StackFrame, theirs: StackFrame) -> int | None:
+    """The line of the `if` that leads to two lines, one in each of its branches."""
+    sides = {each.line: each.taken for each in branches_around(own.file, own.line)} if own.file == theirs.file else {}
+    around = branches_around(theirs.file, theirs.line)
+    return next((each.line for each in around if each.line in sides and sides[each.line] != each.taken), None)
 
 
 def _shared_loop(difference: Difference) -> StackFrame | None:

@@ -113,7 +113,7 @@ def _uneven(job: Job, rank: int, peer: int) -> Draft | None:
     logs = [state.log for state in map(job.of, (rank, peer)) if state is not None and state.log is not None]
     turns = unequal_turns(logs[0], logs[1], wait)
     loop = next(iter(loops_around(wait.frames[0].file, wait.frames[0].line)), None)
-    if turns is None or loop is None:
+    if turns is None or loop is None or not _is_past_loop(other, turns[0]):
         return None
     answer, number = turns
     draft = check.draft(job, "proven").about(rank)
@@ -127,6 +127,13 @@ def _uneven(job: Job, rank: int, peer: int) -> Draft | None:
     draft.because(f"rank {rank}: {place(wait)} {words(wait, contents=True)}")
     draft.because(f"rank {peer}: {place(other)} {words(other, contents=True)}")
     return draft.help("give both loops the same number of turns, derived from one value")
+
+
+def _is_past_loop(call: Collective, earlier: Collective) -> bool:
+    """Whether a rank has left the innermost loop around an earlier call."""
+    if not earlier.frames or not (loops := loops_around(earlier.frames[0].file, earlier.frames[0].line)):
+        return False
+    return not any(file == earlier.frames[0].file and loops[0].line <= line <= loops[0].end for file, line in call.site)
 
 
 def _first(job: Job) -> tuple[int, Collective]:
