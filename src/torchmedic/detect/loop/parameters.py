@@ -9,6 +9,7 @@ as it was built, at a place where only a trained layer makes sense (`ownerless`)
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
 
 _MIN_STEPS = 4
+_PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")  # several may take the place of one weight
 _MIN_TWIN_TENSORS = 3  # of a model whose copy is taken for it
 
 
@@ -41,6 +43,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
     yield from new_leaves.find(habits, steps)
+    yield from ownerless.find_thawed(habits, steps)
     held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
     yield from frozen_layers.find(habits, held, steps)
     owned = {id(tensor) for tensor in held}
@@ -149,7 +152,8 @@ def _replaced(
         for watched in habits.optimizers.values():
             mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
             old = [t for t in mine if id(t) not in in_models and id(t) not in reached and t.grad is None]
-            if any(id(tensor) in reached for tensor in mine) and _match(old, [tensor for _, tensor in new]):
+            places = {_PARAMETRIZED.sub(r"\1", name): tensor for name, tensor in new}
+            if any(id(tensor) in reached for tensor in mine) and _match(old, list(places.values())):
                 yield ReplacedParameters(
                     step=steps[-1].step,
                     cause=watched.built or steps[-1].place,
@@ -208,14 +212,32 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
         return  # the optimizer is right: what its model gives is not used
     frozen = [tensor for tensor in mine if not tensor.requires_grad]
     built: Place | None = watched[0].built
-    kind = FrozenOptimizer if len(frozen) == len(mine) else OptimizerOfOtherModel
-    yield kind(
-        step=steps[-1].step,
-        cause=built or steps[-1].place,
-        optimizer=watched[0].number,
-        update=steps[-1].place,
-        updates=len(steps),
-        held=len(mine),
-        reached=len(nobodys),
-        elements=sum(tensor.numel() for tensor in nobodys),
-    )
+    facts: dict[str, Any] = {
+        "step": steps[-1].step,
+        "cause": built or steps[-1].place,
+        "optimizer": watched[0].number,
+        "update": steps[-1].place,
+        "updates": len(steps),
+        "held": len(mine),
+        "reached": len(nobodys),
+        "elements": sum(tensor.numel() for tensor in nobodys),
+    }
+    if len(frozen) == len(mine):
+        yield FrozenOptimizer(**facts)
+    else:
+        is_called = bool(_calls_of(habits, mine))
+        yield OptimizerOfOtherModel(
+            **facts, forward=next(iter(_calls_of(habits, nobodys)), None) if is_called else None
+        )
+
+
+def _calls_of(habits: Habits, tensors: list[torch.Tensor]) -> list[Place]:
+    """The lines that call a model with these parameters, those with gradients first."""
+    wanted = {id(tensor) for tensor in tensors}
+    calls = [
+        event
+        for event in habits.events
+        if event.kind == "forward" and event.place.line and isinstance(model := habits.thing(event.who), nn.Module)
+        if not wanted.isdisjoint(map(id, model.parameters()))
+    ]
+    return [event.place for event in sorted(calls, key=lambda event: not event.fact.with_gradients)]

@@ -101,6 +101,8 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 
 
 def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    if tensor.is_meta:
+        return  # no values
     if not torch.equal(tensor, value) or (value.is_floating_point() and bool(torch.isnan(value).any())):
         version = tensor._version
         tensor.copy_(value)
