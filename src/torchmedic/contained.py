@@ -86,12 +86,12 @@ def report_fault(where: str, error: BaseException) -> None:
     """Report a fault once. An exception that a signal handler raised in our code is no fault, and is raised again."""
     if _is_of_signal_handler(error):
         raise error
-    if where in _broken or isinstance(error, RecursionError) or is_short(error):
-        return
-    _broken.add(where)
-    if _report is None:
-        return
     try:
+        if where in _broken or isinstance(error, RecursionError) or is_short(error):
+            return
+        _broken.add(where)
+        if _report is None:
+            return
         _report(
             Fault(
                 where=where,
@@ -102,8 +102,9 @@ def report_fault(where: str, error: BaseException) -> None:
         )
     except KeyboardInterrupt:
         raise
-    except BaseException:  # the report itself failed; nothing is left to report to
-        return
+    except BaseException as failure:  # the report itself failed; nothing is left to report to
+        if _is_of_signal_handler(failure):
+            raise
 
 
 def refusal(error: BaseException) -> str:

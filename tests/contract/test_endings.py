@@ -95,3 +95,18 @@ def ended(folder: Path, name: str, source: str) -> Ended:
 
 def without_addresses(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+", "0x", text).strip()
+
+
+@pytest.mark.parametrize("error", ["1 / 0", "raise ImportError('half of an installation')"])
+def test_a_torch_that_cannot_be_imported(tmp_path: Path, error: str) -> None:
+    """The traceback has no frame of ours. A file with the name of a module of Python's own is a usual reason."""
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("from torch import inner\n")
+    (tmp_path / "torch" / "inner.py").write_text(f"{error}\n")
+    plain = plainly(tmp_path, "train.py")
+    assert plain.status == 1
+
+    other = watched(tmp_path, "train.py")
+
+    assert (other.status, other.stdout, other.stderr) == (plain.status, plain.stdout, plain.stderr)

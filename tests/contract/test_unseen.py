@@ -146,6 +146,20 @@ for x, y in DataLoader(Items(), batch_size=4, collate_fn=collate):
     optimizer.step()
 print(len(Logged.calls), Logged.calls)
 print(digest(model))
+
+
+class Quantity(torch.Tensor):
+    def item(self):
+        raise TypeError("a quantity has a unit")
+
+    detach = __bool__ = __len__ = item
+
+
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).square().mean().as_subclass(Quantity).backward()
+    optimizer.step()
+print(digest(model))
 """
 
 PROFILED = """
@@ -218,6 +232,23 @@ def train(kind):
 
 for kind in ("tensor", "box", "dict", "list", "array"):
     train(kind)
+
+
+def step(model=None, optimizer=None):
+    model, optimizer = model or MODEL, optimizer or OPTIMIZER
+    optimizer.zero_grad()
+    loss = model(torch.ones(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+
+
+MODEL = nn.Linear(8, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+for _ in range(3):
+    step()
+refs = [weakref.ref(MODEL), weakref.ref(OPTIMIZER)]
+del MODEL, OPTIMIZER
+print("names that a step binds anew", alive(refs))
 """
 
 WARNINGS = """

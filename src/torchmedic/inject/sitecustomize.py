@@ -41,7 +41,12 @@ class _TorchLoader:
         if _FINDER in sys.meta_path:
             sys.meta_path.remove(_FINDER)
         module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
+        try:
+            self._loader.exec_module(module)
+        except BaseException as error:
+            # Without this frame: torch cannot be imported, and the traceback is that of an import without us.
+            error.__traceback__ = error.__traceback__.tb_next
+            raise
         _start_agent()
 
 

@@ -19,7 +19,7 @@ from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.late_losses import LateLosses, Read
 from torchmedic.observe.numbers.step_memory import StepMemory
-from torchmedic.source.objects.finite import has_values, is_finite
+from torchmedic.source.objects.finite import has_values, is_finite, plain
 
 _MAX_ROOT_ELEMENTS = 4096  # elements of a loss that is looked at whole
 _TREND_STEPS = 100
@@ -102,10 +102,9 @@ class Losses:
         self.last = []
         self.key = key
         call: KeptBackward | None = None
-        for root in roots:
-            if not isinstance(root, torch.Tensor) or not root.is_floating_point():
-                continue
-            if type(root) is not _Tensor and not has_values(root):
+        for given in roots:
+            root = _readable(given)
+            if root is None:
                 continue
             size = root.numel()
             kind = "cpu" if root.is_cpu else root.device.type
@@ -117,7 +116,7 @@ class Losses:
                         call = kept
                         self._mark("backward")
             elif kind == "cpu" and size <= _MAX_ROOT_ELEMENTS:
-                self._look(root, size)
+                self._look(root, size, given)
                 if size == 1 and call is None and (self._memory.is_open or self._is_look):
                     call = self._memory.record(frame, update)
                     if call is not None:
@@ -129,16 +128,15 @@ class Losses:
         self.last_is_bad = self.is_good = self._is_look = False
         self.backwards += 1
         self.last = []
-        for root in roots:
-            if not isinstance(root, torch.Tensor) or root.numel() != 1 or not root.is_floating_point():
-                continue
-            if type(root) is not _Tensor and not has_values(root):
+        for given in roots:
+            root = _readable(given)
+            if root is None or root.numel() != 1:
                 continue
             kind = "cpu" if root.is_cpu else root.device.type
             if kind in async_devices.devices:
                 self.late.hold(root, step, update)
             elif kind == "cpu":
-                self._look(root, 1)
+                self._look(root, 1, given)
 
     def last_of_steps(self, count: int, before: int, after: int) -> list[float]:
         """The last loss of each of some steps in a row; empty if not all have called backward equally often.
@@ -183,12 +181,12 @@ class Losses:
         self.backwards += 1
         return True
 
-    def _look(self, root: torch.Tensor, size: int) -> None:
+    def _look(self, root: torch.Tensor, size: int, given: torch.Tensor) -> None:
         if size != 1:
             self.last_is_bad |= not is_finite(root)
         else:
             unscaled = self._unscaled
-            is_scaled = unscaled is not None and unscaled[0]() is root
+            is_scaled = unscaled is not None and unscaled[0]() is given
             loss = unscaled[1] if unscaled is not None and is_scaled else float(root.item())
             self._note([loss], self.key)
             self.last_is_bad |= not isfinite(loss)
@@ -235,3 +233,12 @@ class Losses:
         """The gradients of the bad losses are gone."""
         self.bad = 0
         self.late.forget()
+
+
+def _readable(root: Any) -> torch.Tensor | None:
+    """A loss that can be read, without the methods of a class of the user's; None for anything else."""
+    if type(root) is not _Tensor:
+        if not isinstance(root, torch.Tensor) or not has_values(root):
+            return None
+        root = plain(root)
+    return root if root.is_floating_point() else None

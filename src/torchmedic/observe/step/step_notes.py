@@ -177,7 +177,9 @@ _MAX_HELD_BYTES = 1 << 20  # bytes of a tensor that is held strongly
 
 
 def held(value: Any) -> Any:
-    """A value to go back to. Big tensors are held weakly: notes must not keep them alive."""
+    """A value to go back to. Big tensors, models and optimizers are held weakly: notes must not keep them alive."""
+    if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        return weakref.ref(value)
     if isinstance(value, torch.Tensor):
         small = (
             value.layout is torch.strided and value.nbytes <= _MAX_HELD_BYTES
@@ -189,7 +191,7 @@ def held(value: Any) -> Any:
 
 
 def released(value: Any) -> Any:
-    """What `held` kept; None stands for a tensor that is gone."""
+    """What `held` kept; None stands for what is gone."""
     if isinstance(value, weakref.ref):
         return value()
     if type(value) in (tuple, list):

@@ -32,10 +32,19 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     return part if isinstance(part, torch.Tensor) else tensor
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without the methods of its class: those of a class of the user's may do anything."""
+    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
+        return tensor
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return own_part(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.detach(tensor)
+
+
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite; True where there is nothing to read. Waits for its device."""
-    if type(tensor) is not torch.Tensor:
-        tensor = own_part(tensor)
+    tensor = plain(tensor)
     if tensor.layout is not torch.strided:
         if tensor.layout is not torch.sparse_coo:
             return True
