@@ -41,7 +41,7 @@ TARGET = 1.01
 STALL_AFTER = 5.0
 _MAX_STALL_VERDICT = STALL_AFTER + 5.0
 _MAX_DEATH_VERDICT = 3.0
-_BLOCK_STEPS = {"mlp": 20, "transformer": 3}
+_BLOCK_STEPS = {"mlp": 70, "transformer": 3}  # of short steps, one in about 35 is noted in full
 _MIN_ROUNDS = 12
 
 JOB = """

@@ -75,3 +75,31 @@ def test_a_healthy_script_is_told_nothing(tmp_path: Path, case: Case) -> None:
 
     assert finished.returncode == 0, finished.stderr
     assert finished.report.diagnoses == ()
+
+
+def test_the_cure_of_a_carried_state_is_fit_for_the_first_step(tmp_path: Path) -> None:
+    source = """
+import torch
+from torch import nn
+class Runner:
+    def __init__(self):
+        self.rnn, self.state = nn.GRU(4, 8), None
+        self.optimizer = torch.optim.SGD(self.rnn.parameters(), lr=0.1)
+    def step(self, x):
+        out, self.state = self.rnn(x, self.state)
+        loss = out.square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+runner = Runner()
+for _ in range(4):
+    runner.step(torch.randn(3, 2, 4))
+"""
+    failed = run_script(tmp_path, source).only
+    (cure,) = [treatment for treatment in failed.treatments if treatment.proven]
+    old, new = (line[1:] for line in cure.patch.splitlines() if line[:2] in ("- ", "+ "))
+    again = tmp_path / "again"
+    again.mkdir()
+    cured = run_script(again, source.replace(old, new))
+    assert cured.returncode == 0, new
+    assert cured.report.diagnoses == ()

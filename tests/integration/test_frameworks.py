@@ -61,7 +61,9 @@ class Lit(lightning.LightningModule):
         (x,) = batch
         h = torch.sigmoid(self.net(x))
         h += 1  # <- cause
-        return h.square().mean()
+        loss = h.square().mean()
+        self.log("loss", loss)  # raises after the teardown, which comes before the replay
+        return loss
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters())

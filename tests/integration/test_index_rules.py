@@ -306,6 +306,33 @@ encode(torch.ones(2))
         "through `decode`",
         (),
     ),
+    "linked-list": (
+        "TM840",
+        """
+import copy
+class Link:
+    def __init__(self, before):
+        self.before = before
+last = None
+for _ in range(900):
+    last = Link(last)
+copy.deepcopy(last)  # <- cause
+""",
+        "a chain of `Link` objects",
+        ("as `before`", "`deque`"),
+    ),
+    "labels-that-losses-leave-out": (
+        "TM302",
+        """
+scores = torch.randn(4, 6, requires_grad=True)
+labels = torch.tensor([1, -100, 3, 5])
+kept = labels != -100
+chosen = scores.log_softmax(-1).gather(1, labels.unsqueeze(1)).squeeze(1)  # <- cause
+(-chosen * kept).sum().backward()
+""",
+        "index -100",
+        ("ignore_index", "mask the result"),
+    ),
 }
 
 

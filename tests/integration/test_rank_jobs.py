@@ -102,6 +102,9 @@ def test_an_exception_of_the_script_is_no_difference_between_ranks(tmp_path: Pat
     )
     assert finished.stderr.count("error[") == 1
     assert "error[TM900]: rank 1: " in finished.stderr
+    ends = finished.report.ranks
+    assert [(end.rank, end.part, end.fate) for end in ends] == [(0, "victim", "raised"), (1, "culprit", "raised")]
+    assert all(end.op and end.line for end in ends)
 
 
 @pytest.mark.slow

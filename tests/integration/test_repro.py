@@ -80,7 +80,7 @@ FAILURES = {
         HEAD + "nn.Embedding(10, 3)(torch.tensor([[1, 10], [2, 3]])).sum().backward()\n",
         "torch.nn.functional.embedding(",
     ),
-    "matrix product": (training("h @ torch.randn(8, 4)"), "x.matmul(y)"),
+    "matrix product": (training("h @ torch.randn(8, 4)"), "h @ x"),
     "layer of the wrong width": (training("self.fc(h)"), "torch.nn.functional.linear("),
     "dtype": (training("self.fc(x.double())"), "dtype=torch.float64"),
     "in place on a result": (training("torch.sigmoid(h)", then="out[0] = 0"), "torch.sigmoid(x)"),

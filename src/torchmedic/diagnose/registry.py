@@ -151,6 +151,9 @@ RAISED: Family[RaisedEvidence] = Family(
     "shapes.wrong_unpacking",
     "shapes.single_value_normalised",
     "shapes.not_a_tensor",
+    "numbers.mean_of_nothing",
+    "autograd.unfit_for_transform",
+    "autograd.unfit_for_full_graph",
     "autograd.backward_on_non_scalar",
     "shapes.ambiguous_truth_value",
     "shapes.tensor_to_numpy_with_gradient",
@@ -191,11 +194,21 @@ COUNTERFACTUAL: Family[NumbersEvidence] = Family(
 )
 
 # What made training run away: before the operation that overflowed at last.
-RUNAWAY: Family[NumbersEvidence] = Family("numbers.exploding_recurrence", "numbers.exploding_depth", *COUNTERFACTUAL)
+RUNAWAY: Family[NumbersEvidence] = Family(
+    "numbers.inner_step_too_large",
+    "numbers.self_amplifying_target",
+    "numbers.exploding_recurrence",
+    "numbers.exploding_depth",
+    *COUNTERFACTUAL,
+)
 
 # Asked of a loss that is far too large, where the last steps cannot be run again.
 DIVERGED: Family[NumbersEvidence] = Family(
-    "numbers.exploding_recurrence", "numbers.exploding_depth", "numbers.diverging_training"
+    "numbers.inner_step_too_large",
+    "numbers.self_amplifying_target",
+    "numbers.exploding_recurrence",
+    "numbers.exploding_depth",
+    "numbers.diverging_training",
 )
 
 # Asked of such a loss where the last steps were run again, and nothing that was changed turned its course.
@@ -354,11 +367,13 @@ STALLED: Family[Stall] = Family(
 
 # Asked in the parent, of a job of several ranks that has failed or stands still.
 RANKS: Family[Job] = Family(
+    "ranks.collectives_of_two_threads",
     "ranks.collective_contents_differ",
     "ranks.collectives_in_different_order",
     "ranks.rank_left_the_loop",
     "ranks.collective_on_some_ranks",
     "ranks.message_without_partner",
+    "ranks.rank_came_too_late",
 )
 
 # Asked in the parent, of a job of several ranks that goes on or has ended well. Each rule may speak.

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from torchmedic.detect.failures.exceptions import Raised
 from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of, exhaustion_of_error, is_out_of_memory
 from torchmedic.evidence.devices.cuda_setup import asked_beside
+from torchmedic.evidence.raising_operands import replay_operands
 from torchmedic.records import Location, Role
 from torchmedic.replay.step.step import Step, from_traceback, through_backward
 from torchmedic.source.live_frames import Frame, frames_of, place
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call
+from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.user_code import is_user_file
 
 if TYPE_CHECKING:
@@ -106,6 +108,16 @@ class RaisedEvidence:
             if frame.is_user:
                 break
         return found
+
+    def replay_operands(self) -> bool:
+        """Replay the step for operands of the raising call that no variable holds; whether all are known now."""
+        call = self.calls[0] if self.calls and self.is_torchs else None
+        if call is None or call.is_known or self.exhaustion is not None:
+            return False
+        try:
+            return replay_operands(self.failing_step(), self.error, call)
+        except CannotCut:
+            return False
 
     def find(self, *ops: str) -> Call | None:
         """The innermost of `calls` that is one of these operations."""

@@ -28,6 +28,7 @@ _MIN_COURSES = 3  # without which nothing can be told
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
 _GROWN_SLOWLY = 1.2  # times that loss, where it is known that the loss grows over many more updates
 _GROWN_WEIGHTS = 5.0  # times their largest magnitude
+_MIN_LATER = 3  # losses after the steps that are run again, of which most are at the level of before
 _FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from the copy, where a loss is not finite
 
 
@@ -59,6 +60,9 @@ def divergences(
         # What happened long ago explains the present only if training was lost then.
         is_of_now = window.reaches_present or (window.is_departure and memory.is_far)
         for_long = memory.is_far and is_of_now
+        is_over = found is not None and not window.is_departure and not found.is_falling
+        if found is not None and is_over and _has_recovered(window, found):
+            found, reason = None, "the loss grew, and came back to its level before the present step"
         is_certain = is_of_now and not beyond_doubt and found is not None and found.trajectory.is_exact
         if found is not None and (is_certain or found.is_beyond_doubt(for_long=for_long)):
             is_found = True
@@ -86,6 +90,17 @@ def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> L
         if statement is not None:
             return node_location("cause", step.runner.segment.file, statement, label)
     return None
+
+
+def _has_recovered(window: Window, found: Divergence) -> bool:
+    """Whether the loss was at its level of before again, after the steps that were run again."""
+    units = found.trajectory.units
+    place = place_of(units[found.positions[0]].call)
+    after = window.calls.index(units[-1].call) + 1 if units[-1].call in window.calls else len(window.calls)
+    later = [call.loss for call in window.calls[after:] if place_of(call) == place and call.loss is not None]
+    level = max(map(abs, found.losses(found.still)))
+    sizes = sorted(abs(loss) if math.isfinite(loss) else math.inf for loss in later)
+    return len(sizes) >= _MIN_LATER and sizes[len(sizes) // 2] <= level
 
 
 def _may_have_grown(window: Window) -> bool:

@@ -33,6 +33,7 @@ _WORDS = re.compile(
     re.I,
 )
 _GROWN = 10.0  # times its smallest value: a loss that has run away
+_FAR_WEIGHTS = 3.0  # times their own size: how far updates that went wrong take the weights
 _ASKING = re.compile(r"isnan|isfinite|isinf|\bnan\b|\binf\b|finite", re.I)
 
 
@@ -47,6 +48,16 @@ def complains_of_number(evidence: RaisedEvidence) -> bool:
         return False
     below = [frame, *evidence.library_frames]
     return any(_is_bad(value) for part in below for value in list(part.variables.values())) or _bad_gradient(evidence)
+
+
+def follows_runaway(evidence: RaisedEvidence) -> bool:
+    """Whether an exception is about a value outside of its domain, and the updates took the weights far away.
+
+    The value may be finite: the exponential of a large negative number is 0.
+    """
+    copy = evidence.incident.process.finite.memory.oldest_copy()
+    is_asked = copy is not None and not evidence.is_traced and _WORDS.search(evidence.message) is not None
+    return is_asked and copy is not None and copy.distance() >= _FAR_WEIGHTS
 
 
 def _has_grown(evidence: RaisedEvidence) -> bool:

@@ -180,6 +180,12 @@ class NumbersEvidence:
             self._second_pass = SecondPass(self.step, self.scope, self.deadline)
         return self._second_pass.values_of(op)
 
+    @property
+    def why_no_values(self) -> str:
+        """Why `replay_with_values` gave None."""
+        error = self._second_pass.error if self._second_pass is not None else None
+        return f"a second replay stopped ({error})" if error is not None else "a second replay did not go the same way"
+
     # Other weights
 
     def exchange_weights(self, originals: list[Original]) -> None:

@@ -22,6 +22,7 @@ from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.assignments import read_first
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
+from torchmedic.source.lookup.optimizers import built_at
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.syntax import syntax_tree
 
@@ -145,6 +146,7 @@ def made_at(
     """
     written = row is not None
     datasets = datasets_in_use()
+    holder = None
     for dataset in datasets:
         held = getattr(dataset, "tensors", None)
         batch = unit.call.batch
@@ -154,6 +156,7 @@ def made_at(
                 maker = maker_of(evidence.frames, held[position])
                 if maker is not None:
                     return _located(maker, label, written=written)
+                holder = dataset
     for dataset in datasets:
         maker = _attribute_of(dataset, unit, tensor, row or 0)
         if maker is not None:
@@ -162,6 +165,8 @@ def made_at(
     if line is not None:
         return place("cause", line.file, line.line, label)
     maker = maker_of(evidence.frames, tensor)
+    if maker is None and holder is not None and row is None:  # the function that prepared the tensors is over
+        return built_at(evidence.frames, holder, "cause", label)
     return _located(maker, label, written=written) if maker is not None else None
 
 

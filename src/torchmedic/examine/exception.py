@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 from torchmedic.detect.failures.device_errors import device_fault_of
-from torchmedic.detect.failures.echoes import is_echo
+from torchmedic.detect.failures.echoes import ask_other_ranks, is_echo
 from torchmedic.detect.failures.exceptions import raised
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.cures import memory
@@ -20,11 +20,11 @@ from torchmedic.evidence.lost_device.evidence import lost_context
 from torchmedic.evidence.memory.autopsy import examine_memory
 from torchmedic.evidence.memory.cures.forked import ForkedTrials, Proof
 from torchmedic.evidence.memory.table import record_of
-from torchmedic.evidence.number_exception import EchoEvidence, complains_of_number
+from torchmedic.evidence.number_exception import EchoEvidence, complains_of_number, follows_runaway
 from torchmedic.examine.exhausted_worker import diagnosis_of_worker
 from torchmedic.examine.held_step import hold
 from torchmedic.examine.lost_device import explain_loss
-from torchmedic.examine.nonfinite import older_origin
+from torchmedic.examine.nonfinite import older_origin, runaway_before
 from torchmedic.observe.context import ProcessContext
 from torchmedic.records import Diagnosis
 from torchmedic.replay.step.step import Step, from_traceback, through_backward
@@ -37,6 +37,7 @@ def explain_exception(error: BaseException, agent: ProcessContext) -> None:
     """Explain an exception, unless it is only the echo of what another process has explained."""
     folder = agent.open().path
     release(folder)
+    ask_other_ranks(agent)
     if is_echo(error, agent):
         return
     with warnings.catch_warnings():
@@ -72,6 +73,8 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
     evidence.autopsy = autopsy = examine_memory(evidence)
     told = diagnosis_of_worker(evidence)
     answer = find(evidence, registry.RAISED) if told is None else RuleAnswer(told)
+    if (answer is None or answer.diagnosis.grade != "proven") and evidence.replay_operands():
+        answer = find(evidence, registry.RAISED)
     diagnosis = answer.diagnosis if answer is not None else cause_not_known.not_explained(evidence)
     folder = agent.open()
     if diagnosis.grade != "proven" and complains_of_number(evidence):
@@ -79,6 +82,8 @@ def _explain(error: BaseException, agent: ProcessContext) -> tuple[Diagnosis, Fo
             folder.events.write("echo", code=diagnosis.code, step=incident.step)
             return None  # the weights are NaN since a step that has been explained
         diagnosis = older_origin(EchoEvidence.of_exception(evidence)) or diagnosis
+    elif agent.finite.on and follows_runaway(evidence):
+        diagnosis = runaway_before(EchoEvidence.of_exception(evidence)) or diagnosis
     if diagnosis.code == cause_not_known.check.code and evidence.exhaustion is not None:
         # There is a rule that always explains exhausted memory, so it had no memory itself.
         raise MemoryError

@@ -158,6 +158,13 @@ def older_origin(evidence: EchoEvidence) -> Diagnosis | None:
     return diagnosis if diagnosis is not None and diagnosis.grade != "possible" else None
 
 
+def runaway_before(evidence: EchoEvidence) -> Diagnosis | None:
+    """Why the weights ran away before a value was refused; None where a rerun of the last steps does not show that."""
+    innermost = evidence.frames[-1].live if evidence.frames else None
+    evidence.divergence, _ = next(_divergences(innermost, evidence.agent, None, beyond_doubt=True))
+    return ask(evidence, registry.COUNTERFACTUAL) if evidence.divergence is not None else None
+
+
 def explain_exit(frame: FrameType, agent: ProcessContext) -> None:
     """Find the origin of the number that made the script give up, if that is why it leaves."""
     user = user_frame(frame)

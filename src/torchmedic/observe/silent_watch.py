@@ -32,7 +32,7 @@ class Suspicions:
         return not self._agent.finite.on or self._agent.device_lost
 
     @contained("observe.silent")
-    def check_up(self, graphs: Sequence[LossGraph], frame: FrameType) -> None:
+    def check_up(self, graphs: Sequence[LossGraph], frame: FrameType | None) -> None:
         """The graphs of the first steps are known."""
         if not self._is_moot:
             with self._agent.paused():

@@ -10,6 +10,7 @@ from torchmedic.records.report import Location as Location
 from torchmedic.records.report import Moment as Moment
 from torchmedic.records.report import Outcome as Outcome
 from torchmedic.records.report import Phase as Phase
+from torchmedic.records.report import RankEnd as RankEnd
 from torchmedic.records.report import Report as Report
 from torchmedic.records.report import Role as Role
 from torchmedic.records.report import Safety as Safety

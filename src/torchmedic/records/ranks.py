@@ -22,7 +22,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     `tag` that of a message: `send` and `recv` with different tags do not meet.
     `frames` are the user's frames, innermost first; `library` are those of libraries other than torch, such as a
     Trainer. `native` is that torch made the call itself, in C++: the gradient buckets of DistributedDataParallel, for
-    example. `time` is in seconds since the epoch.
+    example. `thread` is 0 for the thread that joined the job, and counts the others. `time` is in seconds since the
+    epoch.
     """
 
     op: str
@@ -35,6 +36,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     frames: tuple[StackFrame, ...] = ()
     library: tuple[StackFrame, ...] = ()
     native: bool = False
+    thread: int = 0
     time: float = 0.0
 
     @property
@@ -108,6 +110,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     `at` are the user's frames of its main thread when it was asked, innermost first. `signal` is what it died of.
     `updates` is how many updates of the weights it has made, `moved` the time of the last entry in its black box.
     `skipped` is the line of a forward that no backward followed, though one follows on this rank as a rule.
+    `raised` is the time of an exception of its own, not of one that only tells of the loss of another rank. `seen` is
+    the last place in its black box before the first such exception of the job.
     """
 
     rank: int
@@ -118,6 +122,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 0
     moved: float = 0.0
     skipped: StackFrame | None = None
+    raised: float = 0.0
+    seen: StackFrame | None = None
 
 
 # extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.
@@ -177,10 +183,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of some weights after a number of updates: for each, the sum of the absolute values of a sample."""
+    """The size of some weights after a number of updates: for each, the sum of the absolute values of a sample.
+
+    `rates` are the learning rates of the optimizer at that moment, `exchanges` is how many forwards of a
+    DistributedDataParallel there were before, each of which makes the ranks exchange gradients.
+    """
 
     updates: int
     sizes: tuple[float, ...]
+    rates: tuple[float, ...] = ()
+    exchanges: int = 0
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,9 +201,10 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     `batches` are fingerprints of the first batches that were trained on, `items` the first items of the dataset in
     them, `sampler` what drew them, `loading` the line that asked for them. `same_order` is how many passes over the
     data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`.
-    `updating` is the line of the first update. `wrapper` is "DistributedDataParallel" if such a module was made at
-    `wrapped_at`, `forwards` is 1 once it was called for training, `has_hook` is that the user decides how it exchanges
-    gradients. `syncs` is how many times the gradients are exchanged for one update, `nbytes` how large they are.
+    `updating` is the line of the first update, `scheduling` that of the first step of a scheduler. `wrapper` is
+    "DistributedDataParallel" if such a module was made at `wrapped_at`, `forwards` is 1 once it was called for
+    training, `has_hook` is that the user decides how it exchanges gradients. `syncs` is how many times the gradients
+    are exchanged for one update, `nbytes` how large they are.
     `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see.
     """
 
@@ -208,6 +221,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     shapes: tuple[tuple[int, ...], ...] = ()
     weights: tuple[WeightSample, ...] = ()
     updating: StackFrame | None = None
+    scheduling: StackFrame | None = None
     wrapper: str = ""
     wrapped_at: StackFrame | None = None
     forwards: int = 0

@@ -84,10 +84,28 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     symptom: str | None = None
 
 
+class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a job that failed or stands still: its part in the failure, what became of it, and its last call.
+
+    `op` is the collective or message that the rank called last, `file` and `line` are the place of that call.
+    """
+
+    rank: int
+    part: Literal["culprit", "victim"]
+    fate: Literal["running", "ended", "raised", "died", "unknown"]
+    signal: str = ""
+    op: str = ""
+    file: str = ""
+    line: int = 0
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `report.json`. `ranks` is empty unless several ranks run and one of them has an error."""
+
     schema: int = SCHEMA
     outcome: Outcome = Outcome()
     diagnoses: tuple[Diagnosis, ...] = ()
+    ranks: tuple[RankEnd, ...] = ()
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import torch
-from torch.overrides import TorchFunctionMode
 
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.replay.isolation.sandbox import ReplayTooLong
+from torchmedic.evidence.raising_operands import Catcher
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.functions import function_lines
 from torchmedic.repro.program import Program, fragment, made, pattern
@@ -22,7 +19,6 @@ from torchmedic.source.lookup.failing_call import UNKNOWN, Call
 from torchmedic.source.lookup.safe_eval import OPERATORS
 from torchmedic.source.segment.cut import CannotCut
 
-_MAX_REPLAY_SECONDS = 30.0
 _PLAIN_PYTHON = frozenset(
     "KeyError NameError AttributeError ImportError OSError ArithmeticError RecursionError".split()
 )
@@ -128,35 +124,12 @@ def _operator_line(call: Call, inputs: Inputs) -> Line:
     return Line(target=f"operator.{name}", args=args, result="result")
 
 
-class _Catcher(TorchFunctionMode):
-    """Records the innermost call of torch's Python API that raises."""
-
-    def __init__(self, deadline: float) -> None:
-        super().__init__()
-        self.caught: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
-        self.autocast = ""
-        self._deadline = deadline
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if time.monotonic() > self._deadline:
-            raise ReplayTooLong
-        try:
-            return func(*args, **kwargs)
-        except Exception:
-            self.caught = (func, args, kwargs)
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    self.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            raise
-
-
 def _replayed(evidence: RaisedEvidence, header: Recipe) -> Program | None:
     try:
         step = evidence.failing_step()
     except CannotCut:
         return None
-    catcher = _Catcher(time.monotonic() + _MAX_REPLAY_SECONDS)
+    catcher = Catcher()
     played = step.runner.play(catcher)
     same = played.error is not None and pattern(played.error) == pattern(evidence.error)
     if not same or catcher.caught is None:

@@ -119,7 +119,7 @@ def _is_time(seconds: float) -> bool:
 
 
 class Follower:
-    """Reads what is new in a black box while its writer goes on; a look costs some microseconds.
+    """Reads what is new in a black box while its writer goes on, with two system calls per look.
 
     Raises:
         UnreadableRun: There is no whole black box yet.
@@ -151,30 +151,33 @@ class Follower:
     def new(self, most: int) -> list[Beat]:
         """The latest moments since the last look, the oldest first."""
         found: list[Beat] = []
-        last = self._last()
+        ring = self._at(RING_AT, SLOTS * SLOT.size)
+        last = _last(ring)
         for sequence in range(max(self._sequence, last - most, last - SLOTS + 1) + 1, last + 1):
-            front, when, step, micro, phase, _, _, _, _, updates, back = SLOT.unpack(
-                self._at(RING_AT + (sequence % SLOTS) * SLOT.size, SLOT.size)
+            front, when, step, micro, phase, _, _, _, _, updates, back = SLOT.unpack_from(
+                ring, (sequence % SLOTS) * SLOT.size
             )
             if front == back == sequence and phase < len(PHASES):
                 found.append(Beat(when, step, micro, updates, PHASES[phase]))
         self._sequence = max(self._sequence, last)
         return found
 
-    def _last(self) -> int:
-        """The highest number in the ring: numbers rise from slot 0 up to it, and are lower after it."""
-        start = self._number(0)
-        low, high = 0, SLOTS
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._number(middle) > start:
-                low = middle
-            else:
-                high = middle
-        return self._number(low)
 
-    def _number(self, slot: int) -> int:
-        return int(_FRONT.unpack(self._at(RING_AT + slot * SLOT.size, _FRONT.size))[0])
+def _last(ring: bytes) -> int:
+    """The highest number in the ring: numbers rise from slot 0 up to it, and are lower after it."""
+    start = _number(ring, 0)
+    low, high = 0, SLOTS
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _number(ring, middle) > start:
+            low = middle
+        else:
+            high = middle
+    return _number(ring, low)
+
+
+def _number(ring: bytes, slot: int) -> int:
+    return int(_FRONT.unpack_from(ring, slot * SLOT.size)[0])
 
 
 def _read_signal(data: bytes) -> SignalOrigin | None:

@@ -46,7 +46,17 @@ class LostRankLine(msgspec.Struct, tag="lost-rank", tag_field="kind"):
     rank: int
 
 
-_Line = StartLine | FaultLine | ExceptionLine | DeathLine | LostRankLine
+class RaisedLine(msgspec.Struct, tag="raised", tag_field="kind"):
+    """An exception ended the work of this rank at a time, in seconds since the epoch. It is explained after that."""
+
+    time: float
+
+
+class EchoLine(msgspec.Struct, tag="echo", tag_field="kind"):
+    """An exception in this process only followed from a failure of another process, which is explained there."""
+
+
+_Line = StartLine | FaultLine | ExceptionLine | DeathLine | LostRankLine | RaisedLine | EchoLine
 
 
 def read_events(folder: Path) -> list[_Line]:

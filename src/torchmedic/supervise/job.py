@@ -11,10 +11,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from torchmedic.contained import contained
 from torchmedic.diagnose.registry import is_silent
-from torchmedic.records import Diagnosis, Outcome, Report
+from torchmedic.records import Diagnosis, Outcome, RankEnd, Report
+from torchmedic.records.ranks import RankState
 from torchmedic.runfolder import files, layout
 from torchmedic.runfolder.confidential import shown
+from torchmedic.source.user_code import relative
 from torchmedic.supervise import ranks
 
 _NAMES_RANK = re.compile(r"\branks? \d|\b\d+ (?:of \d+ )?ranks\b|\ball ranks\b")
@@ -50,7 +53,7 @@ class Ledger:
     def publish(self, report: Report) -> frozenset[object]:
         """Write the report, and return the keys (`same_finding`) of what other ranks have found."""
         if self._rank is None:
-            self._write(report)
+            self._write(replace(report, diagnoses=_once(report.diagnoses)))
             return frozenset()
         with layout.locked(self._work / ".lock"):
             parts = files.write_part(self._work, self._rank, report)
@@ -64,7 +67,42 @@ class Ledger:
         )
 
     def _write(self, report: Report) -> None:
-        files.write_report(self.run, replace(report, diagnoses=tuple(map(self.shown, report.diagnoses))))
+        ends = _ends(self._work, report.diagnoses) or ()
+        if self._confidential:
+            ends = tuple(replace(each, file="", line=0) for each in ends)
+        files.write_report(self.run, replace(report, diagnoses=tuple(map(self.shown, report.diagnoses)), ranks=ends))
+
+
+@contained("supervise.ranks")
+def _ends(work: Path, diagnoses: tuple[Diagnosis, ...]) -> tuple[RankEnd, ...]:
+    """What became of each rank of a job with an error."""
+    error = next((found for found in diagnoses if found.severity == "error" and not is_silent(found)), None)
+    known = ranks.read_job(work) if error is not None else None
+    if error is None or known is None:
+        return ()
+    culprits = {error.rank} | {
+        ranks.rank_of(folder)
+        for folder in layout.process_folders(work)
+        for found in files.read_diagnoses(folder).values()
+        if same_finding(found) == same_finding(error)
+    }
+    if known.difference is not None and error.rank in known.difference.culprits:
+        culprits.update(known.difference.culprits)
+    return tuple(_end(known.of(rank) or RankState(rank=rank), rank in culprits) for rank in range(known.world_size))
+
+
+def _end(state: RankState, is_culprit: bool) -> RankEnd:
+    last = state.log.calls[-1] if state.log is not None and state.log.calls else None
+    place = last.frames[0] if last is not None and last.frames else None
+    return RankEnd(
+        rank=state.rank,
+        part="culprit" if is_culprit else "victim",
+        fate=state.fate,
+        signal=state.signal,
+        op=last.op if last is not None else "",
+        file=relative(place.file) if place is not None else "",
+        line=place.line if place is not None else 0,
+    )
 
 
 def same_finding(diagnosis: Diagnosis) -> object:
@@ -84,8 +122,6 @@ def merged(parts: list[Report]) -> Report:
 
 
 def _once(diagnoses: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Drop what several ranks have found alike; the lowest rank keeps it."""
-    found: dict[object, Diagnosis] = {}
-    for diagnosis in diagnoses:
-        found.setdefault(same_finding(diagnosis), diagnosis)
-    return tuple(found.values())
+    """Drop what several ranks have found alike; the first of these ranks keeps it."""
+    first: dict[object, int] = {}
+    return tuple(each for each in diagnoses if first.setdefault(same_finding(each), each.rank) == each.rank)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import msgspec
 
-from torchmedic.records import Diagnosis
+from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.ranks import JobFacts, RankFacts
 from torchmedic.runfolder import events, files, layout
 from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.folder_news import FolderNews
+
+_MAX_BOX_SECONDS = 1.0
 
 
 class RankComparison:
@@ -21,12 +24,15 @@ class RankComparison:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._news = FolderNews()
+        self._folders: list[Path] = []  # as they were last listed
         self._facts: dict[Path, RankFacts] = {}
 
     def new(self, *, at_end: bool = False) -> list[Diagnosis]:
         """The findings that nobody has told yet. `at_end`: this run has ended well, and its logs are complete."""
         changed = False
-        for folder in layout.process_folders(self._run):
+        if at_end or self._news.may_have_changed(self._run):
+            self._folders = layout.process_folders(self._run)
+        for folder in self._folders:
             if at_end or self._news.may_have_changed(folder):
                 found = _read(folder)
                 if found is not None and found != self._facts.get(folder):
@@ -50,9 +56,17 @@ class RankComparison:
             return []  # what differs after an exception, such as weights after half an exchange, is its echo
         logs = tuple(state.log for state in job.ranks if state.log is not None) if job is not None else ()
         ended = at_end and job is not None and all(state.fate == "ended" for state in job.ranks)
-        boxes = {self._facts[folder].rank: read_box(folder) for folder in self._facts}
-        moments = {rank: box.moments for rank, box in boxes.items() if box is not None}
+        moments = {self._facts[folder].rank: box.moments for folder, box in self._boxes(at_end).items()}
         return ask_each(JobFacts(ranks=known, logs=logs, ended=ended, moments=moments), registry.COMPARED)
+
+    def _boxes(self, at_end: bool) -> dict[Path, BoxContents]:
+        """The black boxes of all ranks. The parent of a rank that has just ended is about to write its box."""
+        end = time.monotonic() + (_MAX_BOX_SECONDS if at_end else 0.0)
+        while True:
+            found = {folder: box for folder in self._facts if (box := read_box(folder)) is not None}
+            if len(found) == len(self._facts) or time.monotonic() >= end:
+                return found
+            time.sleep(0.05)
 
 
 def _read(folder: Path) -> RankFacts | None:

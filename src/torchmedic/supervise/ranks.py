@@ -43,7 +43,9 @@ def rank_of(folder: Path) -> int:
 
 def read_job(run: Path, *, still: float = 0.0) -> Job | None:
     """All ranks that have called a collective; None if fewer than two have."""
-    states = [state for folder in layout.process_folders(run) if (state := _state(run, folder)) is not None]
+    folders = layout.process_folders(run)
+    first = min(filter(None, map(_raised, folders)), default=0.0)
+    states = [state for folder in folders if (state := _state(run, folder, first)) is not None]
     states = [_with_fatal_call(run, state, states) for state in states]
     states += _elsewhere(run, {state.rank for state in states})
     logs = [state.log for state in states if state.log is not None]
@@ -89,7 +91,15 @@ def _with_paths_of_here(told: RemoteRank) -> RankLog:
     return msgspec.structs.replace(told.log, calls=tuple(calls))
 
 
-def _state(run: Path, folder: Path) -> RankState | None:
+def _raised(folder: Path) -> float:
+    """The time of the exception that ended a rank; 0 if it only tells of the loss of another rank."""
+    lines = events.read_events(folder)
+    if any(isinstance(line, events.LostRankLine | events.EchoLine) for line in lines):
+        return 0.0
+    return next((line.time for line in lines if isinstance(line, events.RaisedLine)), 0.0)
+
+
+def _state(run: Path, folder: Path, until: float = 0.0) -> RankState | None:
     log = _log(folder)
     if log is None:
         return None
@@ -108,7 +118,14 @@ def _state(run: Path, folder: Path) -> RankState | None:
         updates=box.last.updates if box is not None and box.last is not None else 0,
         moved=box.last.time if box is not None and box.last is not None else 0.0,
         skipped=next(iter(skipped.frames), None) if skipped is not None else None,
+        raised=_raised(folder),
+        seen=_seen(box, until),
     )
+
+
+def _seen(box: BoxContents | None, until: float) -> StackFrame | None:
+    moments = [each for each in box.moments if each.file and each.time <= until] if box is not None else []
+    return StackFrame(file=moments[-1].file, line=moments[-1].line, function="") if moments else None
 
 
 def _with_fatal_call(run: Path, state: RankState, states: list[RankState]) -> RankState:
@@ -169,7 +186,8 @@ def _fate(run: Path, folder: Path, pid: int, box: BoxContents | None) -> tuple[F
     signal = fatal_signal(read_stacks(stacks)[0]) if stacks is not None else None
     if signal is not None:
         return "died", signal
-    if any(isinstance(line, events.ExceptionLine | events.LostRankLine) for line in events.read_events(folder)):
+    raised = events.ExceptionLine | events.LostRankLine | events.RaisedLine
+    if any(isinstance(line, raised) for line in events.read_events(folder)):
         return "raised", ""
     if any(found.severity == "error" for found in files.read_diagnoses(folder).values()):
         return "raised", ""

@@ -68,12 +68,13 @@ class Supervisor:
         on_fault(self.note_fault, str(work))
 
     def watch(self, pid: int) -> float:
-        """Look at the run, and return the seconds until the next look: a healthy run is looked at once a second."""
+        """Look at the run, and return the seconds until the next look: one or two in a healthy run."""
         now = time.monotonic()
         if now >= self._due:
             self._watch()
             self._watch_progress(pid)
-            self._due = now + (self._host.pause if self._stalls.is_calm else TICK_SECONDS)
+            calm = self._stalls.is_calm
+            self._due = now + (min(self._host.pause, self._stalls.patience) if calm else TICK_SECONDS)
         return max(0.0, self._due - time.monotonic())
 
     @contained("supervise.stall")

@@ -310,6 +310,22 @@ def case_174_meta_item():
     m.weight.sum().item()  # <- TM174
 
 
+def case_174_meta_buffer():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+            self.register_buffer("mask", torch.ones(5, 3), persistent=False)  # <- TM174
+
+        def forward(self, x):
+            return self.layer(x) * self.mask[: len(x)]
+
+    with torch.device("meta"):
+        m = Masked()
+    m.load_state_dict(Masked().state_dict(), assign=True)
+    m(torch.rand(2, 3))
+
+
 def case_174_state():
     m = nn.LazyLinear(3)
     n = nn.Linear(2, 3)

@@ -67,6 +67,33 @@ def test_why_weights_differ(
     assert why(first, second, logs=logs) == expected
 
 
+def with_samples(known: RankFacts, **more: object) -> RankFacts:
+    """The rank, with something more in its last sample."""
+    return replace(known, weights=(*known.weights[:-1], replace(known.weights[-1], **more)))
+
+
+def test_learning_rates_that_differ() -> None:
+    def at_rate(rank: int, size: float, rate: float, **more: object) -> RankFacts:
+        return with_samples(facts(rank, 1, 2, size, **more), rates=(0.5, rate))
+
+    wrapped = {"forwards": 1, **WRAPPED}
+    assert why(at_rate(0, 3, 0.1, **wrapped), at_rate(1, 4, 0.05, **wrapped)) == "rates"
+    assert why(at_rate(0, 3, 0.1, **wrapped), at_rate(1, 4, 0.1, **wrapped)) == "changed"
+    assert why(at_rate(0, 3, 0.1), at_rate(1, 4, 0.05), logs=AVERAGING) == "rates"
+    found = find_drift(JobFacts(ranks=(at_rate(0, 3, 0.1, **wrapped), at_rate(1, 4, 0.05, **wrapped))))
+    assert found is not None
+    assert (found.rates, found.rates_at) == (((0, 0.1), (1, 0.05)), 2)
+
+
+def test_updates_that_one_rank_left_out() -> None:
+    def after(rank: int, size: float, exchanges: int) -> RankFacts:
+        return with_samples(facts(rank, 1, 2, size, forwards=1, **WRAPPED), exchanges=exchanges)
+
+    assert why(after(0, 3, 3), after(1, 4, 2)) == "skipped"
+    assert why(after(0, 3, 2), after(1, 4, 2)) == "changed"
+    assert why(after(0, 3, 3), after(1, 3, 2)) is None  # the weights are equal
+
+
 def test_a_weight_whose_gradient_is_never_exchanged() -> None:
     def two(rank: int, second: float) -> RankFacts:
         samples = tuple(WeightSample(updates=at, sizes=(1.0, 2.0 + second * at)) for at in range(3))

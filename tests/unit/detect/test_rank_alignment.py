@@ -8,9 +8,10 @@ import pytest
 
 from torchmedic.detect.ranks.alignment import first_difference
 from torchmedic.detect.ranks.culprit import forward_without_backward, named
-from torchmedic.detect.ranks.messages import unmatched
+from torchmedic.detect.ranks.late import gave_up
+from torchmedic.detect.ranks.messages import unequal_turns, unmatched
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, RankLog, RankState
+from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Job, RankLog, RankState
 
 
 def call(op: str, line: int, *, shape: tuple[int, ...] = (), peer: int | None = None, **more: object) -> Collective:
@@ -241,3 +242,37 @@ def test_backwards_stand_for_the_calls_of_a_rank_that_has_died() -> None:
     assert difference.expected is not None
     assert (difference.kind, difference.culprits) == ("missing", (1,))
     assert difference.expected.site == first.site
+
+
+@pytest.mark.parametrize(("taken", "sent", "number"), [(5, 4, 4), (4, 4, None), (6, 4, None), (1, 0, None)])
+def test_a_loop_of_messages_with_one_turn_too_many(taken: int, sent: int, number: int | None) -> None:
+    """Rank 1 takes messages at line 39; rank 0 sends them at line 18, and waits for an answer then."""
+    there = log(0, *[call("send", 18, peer=1)] * sent, call("recv", 23, peer=1))
+    here = log(1, call("send", 45, peer=0), *[call("recv", 39, peer=0)] * taken)
+    found = unequal_turns(here, there, here.calls[-1])
+    assert (found[1] if found is not None else None) == number
+
+
+def waiting(*ranks: RankState) -> Job:
+    return Job(world_size=len(ranks), ranks=ranks)
+
+
+def test_a_rank_that_gave_up_waiting_for_another() -> None:
+    """Calls are made at the seconds 0, 1, 2 of the logs. Rank 1 is at its third call, and gives up at second 8."""
+    first, second = log(0, *STEP, call(FORWARD, 40)), log(1, *STEP, END)
+    found = gave_up(waiting(RankState(rank=0, log=first), RankState(rank=1, log=second, raised=8.0)))
+    assert found is not None
+    assert (found.state.rank, [state.rank for state in found.late], found.waited) == (1, [0], 6.0)
+
+
+@pytest.mark.parametrize(
+    ("calls", "raised"),
+    [
+        ((*STEP, END), 8.0),  # the other rank had come
+        (STEP, 2.5),  # an exception without a wait
+        (STEP, 0.0),  # no exception, or one about a lost connection
+    ],
+)
+def test_a_rank_that_raised_for_another_reason(calls: tuple[Collective, ...], raised: float) -> None:
+    states = RankState(rank=0, log=log(0, *calls)), RankState(rank=1, log=log(1, *STEP, END), raised=raised)
+    assert gave_up(waiting(*states)) is None

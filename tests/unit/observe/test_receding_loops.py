@@ -65,3 +65,15 @@ def test_two_sides_that_move_apart(tmp_path: Path, test: str, step: float, goal:
 )
 def test_loops_that_may_end(tmp_path: Path, test: str, step: object, goal: float, more: str) -> None:
     assert looked_at(tmp_path, LOOP.format(test=test, step=step, goal=goal, more=more)).receding == ()
+
+
+@pytest.mark.parametrize(("size", "hopeless"), [("2", True), ("1 + rounds % 2", False)])
+def test_a_branch_that_reads_a_length(tmp_path: Path, size: str, hopeless: bool) -> None:
+    source = (
+        "def run(note):\n    start, rounds = 0, 0\n    while start < 8:\n        rounds += 1\n"
+        f"        piece = [0] * ({size})\n        note()\n        if len(piece) < 3:\n            continue\n"
+        "        start += 1\n"
+    )
+    loop = looked_at(tmp_path, source)
+    assert loop.unchanged == ("start",)
+    assert loop.hopeless is hopeless

@@ -90,30 +90,47 @@ def test_all_checks_together_take_a_small_share_of_a_long_run() -> None:
     assert 0.003 * now[0] < spent < 0.004 * now[0]
 
 
-def trained(*layers: nn.Module) -> torch.optim.Optimizer:
-    model = nn.Sequential(*layers)
+def trained(*layers: nn.Module, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
+    model = nn.Sequential(*layers).to(dtype)
     optimizer = torch.optim.SGD(list(model.parameters()), lr=0.1)
-    model(torch.randn(3, 4)).sum().backward()
+    model(torch.randn(3, 4, dtype=dtype)).sum().backward()
     return optimizer
 
 
 def test_the_bias_of_the_first_trained_layer_is_looked_at() -> None:
     frozen = nn.Linear(4, 4).requires_grad_(False)
     optimizer = trained(frozen, nn.Linear(4, 4), nn.Linear(4, 2))
-    assert cheapest_witness(optimizer) == Witness(3, True)
+    assert cheapest_witness(optimizer)[:2] == (3, True)
     assert cheapest_witness(trained(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))) == Witness(0, False)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_gradient_is_not_fine(bias: bool, bad: float) -> None:
-    optimizer = trained(nn.Linear(4, 4, bias=bias), nn.Linear(4, 2))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_bad_gradient_is_not_fine(bias: bool, bad: float, dtype: torch.dtype) -> None:
+    optimizer = trained(nn.Linear(4, 4, bias=bias), nn.Linear(4, 2), dtype=dtype)
     witness = cheapest_witness(optimizer)
+    assert (witness.plain is not None) is bias
+    for place in range(4):
+        assert is_fine(optimizer, witness)
+        assert not is_bad_witness(optimizer, witness)
+        gradient = optimizer.param_groups[0]["params"][witness.place].grad.view(-1)
+        good, gradient[place] = gradient[place].item(), bad
+        assert not is_fine(optimizer, witness)
+        assert is_bad_witness(optimizer, witness)
+        gradient[place] = good
+
+
+def test_a_gradient_of_another_kind_is_looked_at_by_an_operation() -> None:
+    optimizer = trained(nn.Linear(4, 4))
+    witness, bias = cheapest_witness(optimizer), optimizer.param_groups[0]["params"][1]
+    bias.grad = torch.ones(8)[::2]  # not contiguous
     assert is_fine(optimizer, witness)
-    assert not is_bad_witness(optimizer, witness)
-    optimizer.param_groups[0]["params"][witness.place].grad.view(-1)[1] = bad
+    bias.grad[3] = math.nan
     assert not is_fine(optimizer, witness)
-    assert is_bad_witness(optimizer, witness)
+    bias.data = torch.zeros(9)
+    bias.grad = torch.full((9,), math.inf)
+    assert not is_fine(optimizer, witness)
 
 
 def test_a_large_gradient_is_looked_at_again_and_found_good() -> None:

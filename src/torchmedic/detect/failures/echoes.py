@@ -65,12 +65,25 @@ def _ended_workers(error: BaseException) -> list[int]:
     return [*named, *(worker.pid for worker in lost_senders(error))]
 
 
+def ask_other_ranks(agent: ProcessContext) -> None:
+    """Note the time of an exception in a job of several ranks, and have the other ranks write down where they are."""
+    if _is_of_job():
+        agent.open().events.write("raised")
+        for pid in questions.listeners(agent.run):
+            if pid != os.getpid():
+                questions.ask(agent.run, pid, questions.GLANCE)
+
+
+def _is_of_job() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return False
+    return bool(distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
 def _lost_another_rank(error: BaseException) -> bool:
     """Whether the connection to another rank broke: that one has failed, and this one only noticed."""
-    distributed = sys.modules.get("torch.distributed")
-    if not isinstance(error, RuntimeError | OSError) or not _LOST.search(str(error)) or distributed is None:
-        return False
-    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+    return isinstance(error, RuntimeError | OSError) and _LOST.search(str(error)) is not None and _is_of_job()
 
 
 def _met_nobody(error: BaseException) -> bool:

@@ -98,13 +98,15 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
     """Updates that are too small for the dtype of the weights.
 
     `graded` sampled weights have a gradient; `moved` of these have changed in `updates` updates. `rate` is the learning
-    rate, `clipped_to` the norm to which the line of the cause clips the gradients, if that made them so small.
+    rate, `clipped_to` the norm to which the line of the cause clips the gradients, if that made them so small. `change`
+    is how far an update moves the weights, relative to their size; 0 where nearly all are bit for bit what they were.
     """
 
     update: Place
     updates: int
     graded: int
     moved: int
+    change: float
     dtype: str
     rate: float
     clipped_to: float | None
@@ -137,8 +139,9 @@ class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
 
 
 class ZeroLearningRate(LoopIncident, frozen=True, kw_only=True):
-    """`scheduled` counts the moves of a schedule. `is_alone`: no other optimizer steps."""
+    """`scheduled` counts the moves of a schedule, `first` is the rate it began with. `is_alone`: no other one steps."""
 
+    first: float
     update: Place
     updates: int
     scheduled: int
@@ -251,16 +254,19 @@ class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
 
     `sign` is a call that treats them as trained, such as `decoder.train()`, on the line `signed`. It is empty if they
-    stand between trained layers and the loss. `twin` is where an optimizer with the same parameters was built.
+    stand between trained layers and the loss. `twin` is where an optimizer with the same parameters was built. If
+    `are_bare`, the names are parameters that belong to no layer of torch's.
     """
 
     names: list[str]
     elements: int
     updates: int
     update: Place
-    sign: str
-    signed: Place | None
-    twin: Place | None
+    sign: str = ""
+    signed: Place | None = None
+    twin: Place | None = None
+    are_bare: bool = False
+    is_thawed: bool = False  # they were frozen when the optimizer was built
 
 
 class LeafMadeAnew(LoopIncident, frozen=True, kw_only=True):
@@ -296,4 +302,9 @@ class FrozenLayers(LoopIncident, frozen=True, kw_only=True):
 
 
 class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
-    """The optimizer holds parameters of a model that is not trained."""
+    """The optimizer holds parameters of a model that is not trained, and that the loop calls elsewhere.
+
+    `forward` is the call of the model that the loss reaches; None where the model of the optimizer is never called.
+    """
+
+    forward: Place | None = None

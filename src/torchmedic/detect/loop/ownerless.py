@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from torchmedic.detect.loop import bare_parameters
 from torchmedic.detect.loop.incident import LoopIncident, ParametersWithoutOptimizer
 from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR
 from torchmedic.observe.loop.events import Event, Watched
@@ -63,9 +64,16 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     }
     stepping = [habits.optimizers[number] for number in {event.who for event in steps} if number in habits.optimizers]
     built = next((watched for watched in stepping if watched.built is not None), None)
-    if not candidates or built is None or _is_chosen(habits):
+    bare = bare_parameters.candidates_in(habits, owned, _MIN_UPDATES)
+    if not (candidates or bare) or built is None or _is_chosen(habits):
         return
-    held = list(_held(sys._getframe()))
+    lone: dict[str, torch.Tensor] = {}
+    held = list(_held(sys._getframe(), lone))
+    if bare and all(event.fact.has_gradient for event in steps[-4:]):
+        modules = [(each.name, each.module) for each in held]
+        if incidents := list(bare_parameters.find(habits, bare, modules, lone, owned, built, steps)):
+            yield from incidents
+            return
     found: dict[str, nn.Module] = {}
     sign, signed = "", None
     if all(event.fact.has_gradient for event in steps[-4:]):
@@ -97,6 +105,35 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     )
 
 
+def find_thawed(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
+    """Parameters that were frozen, require a gradient by now, and are in no optimizer."""
+    idle = habits.thaws.idle(habits.owned)
+    updates = habits.thaws.looked_at - max((each.step for _, each in idle), default=habits.thaws.looked_at)
+    built = next((habits.optimizers[event.who] for event in reversed(steps) if event.who in habits.optimizers), None)
+    if updates < _MIN_UPDATES or built is None:
+        return
+    lost = {id(tensor) for tensor, _ in idle}
+    names = [
+        path
+        for model in habits.models
+        for path, layer in model.named_modules()
+        if any(id(tensor) in lost for tensor in layer.parameters(recurse=False))
+    ]
+    yield ParametersWithoutOptimizer(
+        step=habits.thaws.looked_at,
+        cause=built.built or steps[-1].place,
+        optimizer=built.number,
+        names=list(dict.fromkeys(names)),
+        elements=sum(tensor.numel() for tensor, _ in idle),
+        updates=updates,
+        update=steps[-1].place,
+        sign="",
+        signed=None,
+        twin=None,
+        is_thawed=True,
+    )
+
+
 def _untouched(each: Ownerless) -> torch.Tensor | None:
     """A weight that has the values of its constructor, as far as can be told without a look at them."""
     tensor = each.reference()
@@ -123,7 +160,8 @@ def _is_chosen(habits: Habits) -> bool:
     return False
 
 
-def _held(frame: FrameType | None) -> Iterator[_Held]:
+def _held(frame: FrameType | None, lone: dict[str, torch.Tensor]) -> Iterator[_Held]:
+    """The modules that the frames hold; parameters that variables hold are added to `lone` by name."""
     frames: list[Frame] = []
     while frame is not None:
         if not looks_at_locals(frame.f_code):
@@ -139,6 +177,8 @@ def _held(frame: FrameType | None) -> Iterator[_Held]:
             seen.add(id(module))
             yield _Held(module, "", "")
     for each in frames:
+        if each.is_user:
+            lone |= {name: value for name, value in each.variables.items() if type(value) is nn.Parameter}
         if each.live.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
             each.variables.clear()  # a copy kept by the frame, which would hold every tensor past its time
 

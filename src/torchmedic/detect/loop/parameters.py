@@ -41,6 +41,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
     yield from new_leaves.find(habits, steps)
+    yield from ownerless.find_thawed(habits, steps)
     held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
     yield from frozen_layers.find(habits, held, steps)
     owned = {id(tensor) for tensor in held}
@@ -208,14 +209,32 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
         return  # the optimizer is right: what its model gives is not used
     frozen = [tensor for tensor in mine if not tensor.requires_grad]
     built: Place | None = watched[0].built
-    kind = FrozenOptimizer if len(frozen) == len(mine) else OptimizerOfOtherModel
-    yield kind(
-        step=steps[-1].step,
-        cause=built or steps[-1].place,
-        optimizer=watched[0].number,
-        update=steps[-1].place,
-        updates=len(steps),
-        held=len(mine),
-        reached=len(nobodys),
-        elements=sum(tensor.numel() for tensor in nobodys),
-    )
+    facts: dict[str, Any] = {
+        "step": steps[-1].step,
+        "cause": built or steps[-1].place,
+        "optimizer": watched[0].number,
+        "update": steps[-1].place,
+        "updates": len(steps),
+        "held": len(mine),
+        "reached": len(nobodys),
+        "elements": sum(tensor.numel() for tensor in nobodys),
+    }
+    if len(frozen) == len(mine):
+        yield FrozenOptimizer(**facts)
+    else:
+        is_called = bool(_calls_of(habits, mine))
+        yield OptimizerOfOtherModel(
+            **facts, forward=next(iter(_calls_of(habits, nobodys)), None) if is_called else None
+        )
+
+
+def _calls_of(habits: Habits, tensors: list[torch.Tensor]) -> list[Place]:
+    """The lines that call a model with these parameters, those with gradients first."""
+    wanted = {id(tensor) for tensor in tensors}
+    calls = [
+        event
+        for event in habits.events
+        if event.kind == "forward" and event.place.line and isinstance(model := habits.thing(event.who), nn.Module)
+        if not wanted.isdisjoint(map(id, model.parameters()))
+    ]
+    return [event.place for event in sorted(calls, key=lambda event: not event.fact.with_gradients)]

@@ -16,7 +16,8 @@ from torchmedic.detect.loop.incident import LoopIncident, ScheduleBeforeUpdate, 
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.live_frames import stack_of
-from torchmedic.source.lookup.optimizers import advanced_at
+from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at
+from torchmedic.source.spots import Place
 from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import looks_at_locals
@@ -51,9 +52,12 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
         if "initial_lr" in optimizer.param_groups[0] and len(moves) < _MIN_MOVES_AT_ZERO:
             continue  # there is a schedule, which may have its first move yet to make
         others = [event for event in habits.events if event.kind == "step" and event.who != number]
+        first = max(float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups)
+        found = rate_set_at(stack_of(sys._getframe()), optimizer, "cause", "") if moves and first else None
         yield ZeroLearningRate(
             step=steps[-1].step,
-            cause=watched.built or steps[-1].place,
+            cause=Place(found.file, found.line) if found is not None else watched.built or steps[-1].place,
+            first=first if found is not None else 0.0,
             optimizer=number,
             update=steps[-1].place,
             updates=len(steps),

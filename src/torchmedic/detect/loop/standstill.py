@@ -24,7 +24,7 @@ from torchmedic.detect.loop.incident import (
 )
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.observe.loop.standstill import LayerMoves, Steady
+from torchmedic.observe.loop.standstill import DOUBTFUL_CHANGE, LayerMoves, Steady
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.layer_construction import given_modules
 from torchmedic.source.lookup.layers import layer_built_at, roots
@@ -111,12 +111,13 @@ def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Ite
         max(layer.largest_gradient for layer in moves.layers),
         max(layer.largest_before for layer in moves.layers),
     )
-    if moved > _MAX_MOVED_SHARE * graded or now < _MAX_FALL * before:
+    clip = _tight_clip(habits, watched)
+    is_held = clip is not None and moves.change < DOUBTFUL_CHANGE
+    if (moved > _MAX_MOVED_SHARE * graded and not is_held) or now < _MAX_FALL * before:
         return  # gradients that have collapsed belong to a training that has come to its end
     if now > _MAX_SQUARED:
         return  # the optimizer divides by an infinite square: the gradients explode
     largest = max(moves.layers, key=lambda layer: layer.graded)
-    clip = _tight_clip(habits, watched)
     yield UpdatesLost(
         step=moves.until,
         cause=clip.place if clip is not None else watched.built or update,
@@ -126,6 +127,7 @@ def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Ite
         updates=moves.until - moves.since,
         graded=graded,
         moved=moved,
+        change=moves.change if moved > _MAX_MOVED_SHARE * graded else 0.0,
         dtype=str(largest.dtype).removeprefix("torch."),
         rate=largest.rate,
     )

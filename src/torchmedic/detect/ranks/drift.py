@@ -7,17 +7,21 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog
+from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
 
 _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware is smaller
 _MIN_UPDATES = 2
 _MIN_UPDATES_APART = 512  # without any exchange, in a run that goes on: weights may be averaged now and then
 
-Why = Literal["unused-wrapper", "start", "changed", "no-exchange", "left-out"]
+Why = Literal["unused-wrapper", "start", "changed", "skipped", "rates", "no-exchange", "left-out"]
 
 
 class Drift(NamedTuple):
-    """One weight after a number of updates, with its size on every rank."""
+    """One weight after a number of updates, with its size on every rank.
+
+    `rates` are the learning rates of every rank where they first differed, after `rates_at` updates. `exchanges` is how
+    often every rank had exchanged gradients for the same number of updates.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,6 +29,9 @@ class Drift(NamedTuple):
     sizes: tuple[tuple[int, float], ...]
     why: Why
     line: StackFrame | None
+    rates: tuple[tuple[int, float], ...] = ()
+    rates_at: int = 0
+    exchanges: tuple[tuple[int, int], ...] = ()
 
 
 def find_drift(job: JobFacts) -> Drift | None:
@@ -40,15 +47,18 @@ def find_drift(job: JobFacts) -> Drift | None:
     index = _differing(facts, last)
     if index is None:
         return None
-    why = _why(job, index, last, starts_equal=0 in common and start is None)
+    starts_equal = 0 in common and start is None
+    rates_at, rates = next(((at, rates) for at in common if (rates := _unlike_rates(facts, at))), (0, ()))
+    why = _why(job, index, last, starts_equal=starts_equal, same_rates=not rates)
     if why is None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
     line = first.wrapped_at if why == "unused-wrapper" else first.updating
-    return Drift(first.names[index], first.shapes[index], last, sizes, why, line)
+    exchanges = tuple((each.rank, _sample(each, last).exchanges) for each in facts)
+    return Drift(first.names[index], first.shapes[index], last, sizes, why, line, rates, rates_at, exchanges)
 
 
-def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool) -> Why | None:
+def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_rates: bool) -> Why | None:
     """Why the weights differ; None where the ranks may train different models on purpose."""
     facts = job.ranks
     if all(each.wrapper for each in facts):
@@ -56,11 +66,17 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool) -> Why 
             return None  # a hook may let the ranks train apart for a while
         if not any(each.forwards for each in facts):
             return "unused-wrapper" if starts_equal else None
-        return "changed" if all(each.forwards for each in facts) else None
+        if not all(each.forwards for each in facts):
+            return None
+        if len({_sample(each, updates).exchanges for each in facts}) > 1:
+            return "skipped"
+        return "changed" if same_rates or not starts_equal else "rates"
     if any(each.wrapper for each in facts) or len(job.logs) < len(facts):
         return None
     if all(_averages(log, each) for log, each in zip(job.logs, facts, strict=True)):
-        return None if starts_equal else "start"
+        if starts_equal:
+            return None if same_rates else "rates"
+        return "start"
     if starts_equal and not any(_exchanges(log) for log in job.logs):
         return "no-exchange" if job.ended or updates >= _MIN_UPDATES_APART else None
     shape = facts[0].shapes[index]
@@ -115,5 +131,17 @@ def _differing(facts: tuple[RankFacts, ...], updates: int) -> int | None:
     return None
 
 
+def _unlike_rates(facts: tuple[RankFacts, ...], updates: int) -> tuple[tuple[int, float], ...]:
+    """One learning rate of every rank, if it differs between ranks."""
+    rows = [_sample(each, updates).rates for each in facts]
+    unlike = next((rates for rates in zip(*rows, strict=False) if len(set(rates)) > 1), ())
+    return tuple((each.rank, rate) for each, rate in zip(facts, unlike, strict=False))
+
+
 def _sizes(facts: RankFacts, updates: int) -> tuple[float, ...]:
-    return next((sample.sizes for sample in facts.weights if sample.updates == updates), ())
+    return _sample(facts, updates).sizes
+
+
+def _sample(facts: RankFacts, updates: int) -> WeightSample:
+    none = WeightSample(updates=updates, sizes=())
+    return next((sample for sample in facts.weights if sample.updates == updates), none)

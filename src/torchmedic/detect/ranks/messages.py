@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -52,6 +53,23 @@ def usual_answer(waiting: RankLog, partner: RankLog, call: Collective) -> Collec
     answers = [each for each in partner.calls if each.op == other and each.peer == waiting.rank]
     earlier = [answer for each, answer in zip(own[:-1], answers, strict=False) if each.site == call.site]
     return earlier[-1] if earlier else None
+
+
+def unequal_turns(waiting: RankLog, partner: RankLog, call: Collective) -> tuple[Collective, int] | None:
+    """The line with which the partner answered a row of messages, and its number; the waiting rank has made one more.
+
+    A row is the calls of one line, one directly after the other. None if the row of the waiting rank is no longer.
+    """
+    own, theirs = ([each for each in reversed(log.calls) if each.op not in MARKS] for log in (waiting, partner))
+    other = "recv" if call.op == "send" else "send"
+    answers = list(itertools.dropwhile(lambda each: (each.op, each.peer) != (other, waiting.rank), theirs))
+    made = _length_of_row(own)
+    answered = _length_of_row(answers)
+    return (answers[0], answered) if 1 <= answered == made - 1 else None
+
+
+def _length_of_row(calls: Sequence[Collective]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda each: (each.op, each.site) == (calls[0].op, calls[0].site), calls))
 
 
 def unequal_parts(group: str, streams: Mapping[int, Sequence[Collective]]) -> Difference | None:

@@ -18,6 +18,9 @@ _AT_ONCE_SECONDS = 3.0
 WINDOW = 10.0  # and how far back it is taken from
 _MIN_RISE = 0.02  # share of the limit that must have come in that time
 _RUSHING_SECONDS = 8.0
+_MAX_AMPLE_SHARE = 0.5  # share of the limit, and
+_MIN_AMPLE_BYTES = 8 << 30  # of memory, and
+_MIN_AMPLE_SHARED_BYTES = 1 << 30  # of shared memory, that no process fills between two samples
 _MIN_MOVE = 0.005  # share of the limit that came in that time, where memory is not at rest
 _WAITING_PERCENT, _STANDSTILL_PERCENT = 1.0, 25.0  # percent of the time in which all tasks waited for memory
 
@@ -56,6 +59,13 @@ def is_tight(samples: Sequence[MemorySample]) -> bool:
     least = min(each.used or 0 for each in comparable(samples, WINDOW))
     is_moving = (last.used or 0) - least > _MIN_MOVE * (last.limit or 0)
     return last.share >= _MIN_ALARMING_SHARE or (last.waiting or 0.0) >= _WAITING_PERCENT or is_moving
+
+
+def is_ample(last: MemorySample) -> bool:
+    """Whether the next sample may come late: much is left."""
+    free = (last.limit or 0) - (last.used or 0)
+    is_shared_ample = last.shm_size is None or last.shm_size - (last.shm_used or 0) >= _MIN_AMPLE_SHARED_BYTES
+    return last.share < _MAX_AMPLE_SHARE and free >= _MIN_AMPLE_BYTES and is_shared_ample
 
 
 def is_alarming(samples: Sequence[MemorySample]) -> bool:

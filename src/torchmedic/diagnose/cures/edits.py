@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
+from torchmedic.source.assignments import names_written
 from torchmedic.source.spots import Place, spot_of_node
-from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import relative, source_line
 
 Candidate = tuple[str, Edit]  # the title of a treatment, and what it changes
@@ -97,6 +98,31 @@ def out_of_place(spot: Spot) -> Iterator[Candidate]:
     node = statement_at(spot)
     if node is None or isinstance(node, _COMPOUND):
         return
+    for title, edit in _out_of_place(spot, node):
+        name = edit.text.partition(" = ")[0]
+        if not name.isidentifier() or _is_read_again(spot.file, node, name):
+            yield title, edit
+
+
+def _is_read_again(file: str, node: ast.stmt, name: str) -> bool:
+    """Whether a variable is read after a statement. A new tensor in a variable that nobody reads would be lost."""
+    tree = syntax_tree(file)
+    around = innermost(tree, node.lineno, FUNCTIONS) or tree
+    loop = innermost(around, node.lineno, LOOPS)
+    in_loop = loop is not None and not (isinstance(loop, ast.For) and name in names_written(loop.target))
+    for part in nodes_in(around):
+        if isinstance(part, ast.Global | ast.Nonlocal) and name in part.names:
+            return True
+        if isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load):
+            again = in_loop and loop is not None and has_line(loop, part.lineno)
+            if not has_line(node, part.lineno) and (again or part.lineno > node.lineno):
+                return True
+            if again and not isinstance(node, ast.Expr):
+                return True  # `x += 1` in a loop reads what the turn before has left
+    return False
+
+
+def _out_of_place(spot: Spot, node: ast.stmt) -> Iterator[Candidate]:
     place = whole(spot, node)
     text = rewritten(spot.file, node)
     match node:

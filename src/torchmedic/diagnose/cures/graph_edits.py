@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torchmedic.diagnose.cures.edits import Candidate, called, rewritten, statement_at
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
+from torchmedic.source.assignments import assigned
 from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
 
@@ -35,11 +36,15 @@ def detached_in(spot: Spot, name: str, *, is_item: bool = False) -> Iterator[Edi
             yield Edit(spot_of_node(spot.file, statement, spot.function), text)
     for use in uses_in(spot, name)[:1]:
         place = spot_of_node(spot.file, use, spot.function)
-        if not is_item:
-            yield Edit(place, f"{name}.detach()")
-        else:
-            yield Edit(place, f"tuple(part.detach() for part in {name})")
-            yield Edit(place, f"[part.detach() for part in {name}]")
+        texts = [f"{name}.detach()"]
+        if is_item:
+            texts = [f"tuple(part.detach() for part in {name})", f"[part.detach() for part in {name}]"]
+        if _is_none_at_first(spot, name):
+            is_argument = any(use in call.args for call in nodes_in(statement) if isinstance(call, ast.Call))
+            texts = [f"None if {name} is None else {text}" for text in texts]
+            texts = texts if is_argument else [f"({text})" for text in texts]
+        for text in texts:
+            yield Edit(place, text)
     # A tuple of variables: `cell(x, (h, c))`.
     if not is_item and statement is not None:
         for node in ast.walk(statement):
@@ -47,6 +52,20 @@ def detached_in(spot: Spot, name: str, *, is_item: bool = False) -> Iterator[Edi
             if loaded and any(ast.unparse(part) == name for part in node.elts):  # type: ignore[attr-defined]
                 items = ", ".join(f"{ast.unparse(part)}.detach()" for part in node.elts)  # type: ignore[attr-defined]
                 yield Edit(spot_of_node(spot.file, node, spot.function), f"({items})")  # type: ignore[arg-type]
+
+
+def _is_none_at_first(spot: Spot, name: str) -> bool:
+    """Whether the file gives a variable or a parameter None: before the first step there is nothing to detach."""
+    for node in nodes_in(syntax_tree(spot.file)):
+        match node:
+            case ast.Assign() | ast.AnnAssign():
+                if any(
+                    ast.unparse(value) == "None" and ast.unparse(target) == name for target, value in assigned(node)
+                ):
+                    return True
+            case ast.arguments(args=[*_, last], defaults=[*_, ast.Constant(value=None)]) if last.arg == name:
+                return True
+    return False
 
 
 def retained(spot: Spot, *, differentiable: bool) -> Iterator[Candidate]:

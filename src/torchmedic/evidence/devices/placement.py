@@ -123,7 +123,7 @@ def never_had_values(evidence: RaisedEvidence, split: Split) -> bool:
     """Whether all that is on `meta` is a model that was built there and never filled with values."""
     on_meta = [each.tensor for each in split.tensors if each.tensor.is_meta]
     held = {id(parameter) for root in roots(evidence.frames) for parameter in [*root.parameters(), *root.buffers()]}
-    if not on_meta or any(id(tensor) not in held for tensor in on_meta):
+    if not on_meta or any(id(tensor if tensor._base is None else tensor._base) not in held for tensor in on_meta):
         return False
     trees = {frame.file: frame for frame in evidence.frames if frame.is_user}
     for frame in trees.values():

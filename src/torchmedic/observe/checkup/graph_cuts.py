@@ -45,6 +45,8 @@ class Cut:
         self.fed = False  # to a layer, as it is
         self.entered: tuple[Site, ...] = ()  # for a number that was read: where a tensor was made of it
         self.result: weakref.ref[torch.Tensor] | None = None
+        self.drawn_from: weakref.ref[Any] | None = None  # for a sample: the distribution
+        self.is_scored = False  # `log_prob` of that distribution was asked: gradients go that way
         self.is_of_other_turn = False  # noted before another optimizer stepped
 
 
@@ -94,8 +96,9 @@ class GraphCuts:
             put(torch, name, self._making(f"torch.{name}", getattr(torch, name)))
         made = self._making("nn.Parameter", torch.nn.Parameter.__new__, 1)
         put(torch.nn.Parameter, "__new__", staticmethod(made))
-        for kind in _distributions():
-            put(kind, "sample", self._sampling(kind.sample))
+        for name, wrap in (("sample", self._sampling), ("log_prob", self._scoring)):
+            for kind in _distributions(name):
+                put(kind, name, wrap(getattr(kind, name)))
         data: Any = torch.Tensor.data
         look = self._noting("data", data.__get__)
         put(torch.Tensor, "data", property(look, data.__set__))
@@ -143,16 +146,17 @@ class GraphCuts:
 
         return call
 
-    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
+    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> Cut | None:
         behind = self._behind(tensor)
         if not behind:
-            return
+            return None
         cut = Cut(name, sites_of(frame), behind)
         cut.result = weakref.ref(result) if isinstance(result, torch.Tensor) else None
         if not isinstance(result, float) or self._counts_reads:
             self.cuts.append(cut)
         if isinstance(result, float) and len(self._numbers) < _MAX_NUMBERS:
             self._numbers[id(result)] = (result, cut)
+        return cut
 
     def _note_parameter(self, name: str, tensor: torch.Tensor, frame: FrameType) -> None:
         """The forward pass of a model reads the values of a parameter without a graph."""
@@ -166,12 +170,24 @@ class GraphCuts:
         @functools.wraps(original)
         def sample(distribution: Any, *args: Any, **kwargs: Any) -> Any:
             result = from_line_of(sys._getframe(1), original, (distribution, *args), kwargs)
-            given = [tensor for tensor in vars(distribution).values() if _has_graph(tensor)]
+            tensors = [value for value in vars(distribution).values() if isinstance(value, torch.Tensor)]
+            given = [tensor for tensor in tensors if tensor.grad_fn is not None]
             if given and distribution.has_rsample and isinstance(result, torch.Tensor) and len(self.cuts) < _MAX_CUTS:
-                note("sample", given[0], result, sys._getframe(1))
+                cut = note("sample", given[0], result, sys._getframe(1))
+                if cut is not None:
+                    cut.drawn_from = weakref.ref(distribution)
             return result
 
         return sample
+
+    def _scoring(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def log_prob(distribution: Any, *args: Any, **kwargs: Any) -> Any:
+            for cut in self.cuts:
+                cut.is_scored |= cut.drawn_from is not None and cut.drawn_from() is distribution
+            return from_line_of(sys._getframe(1), original, (distribution, *args), kwargs)
+
+        return log_prob
 
     def _making(self, name: str, original: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
         enter = contained("observe.checkup")(self._enter)
@@ -258,16 +274,12 @@ def _is_forward(frame: FrameType) -> bool:
     return outer is not None
 
 
-def _has_graph(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.grad_fn is not None
-
-
-def _distributions() -> list[Any]:
-    """The distributions that have a `sample` of their own."""
+def _distributions(method: str) -> list[Any]:
+    """The distributions that have a method of their own."""
     found: list[Any] = [torch.distributions.Distribution]
     for kind in found:
         found += kind.__subclasses__()
-    return [kind for kind in dict.fromkeys(found) if "sample" in vars(kind)]
+    return [kind for kind in dict.fromkeys(found) if method in vars(kind)]
 
 
 def _numbers_in(given: Any) -> list[float]:

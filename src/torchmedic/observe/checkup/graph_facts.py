@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchmedic.observe.checkup.normalisations import softmaxes_of_one
+from torchmedic.observe.checkup.selections import leaves_nothing
 
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -29,7 +30,9 @@ _LINEAR = frozenset(
     "AliasBackward StackBackward".split()
 )
 # Their derivative is 0 wherever there is one.
-_FLAT = frozenset("RoundBackward FloorBackward CeilBackward TruncBackward SignBackward".split())
+_FLAT = frozenset(
+    "RoundBackward FloorBackward CeilBackward TruncBackward SignBackward NormalBackward BernoulliBackward".split()
+)
 # These change the precision only if they are told to, or are the user's own.
 _ON_PURPOSE = (
     "ToCopy",
@@ -188,7 +191,7 @@ def is_closed(kind: str, raw: Any) -> Any:
         closed = [given.amax() < low] if low is not None else []
         closed += [given.amin() > high] if high is not None else []
         return closed[0] if len(closed) == 1 else closed[0] | closed[1] if closed else None
-    return None
+    return leaves_nothing(kind, raw)
 
 
 def _is_saturated(result: torch.Tensor, low: float) -> Any:

@@ -98,6 +98,7 @@ class LossGraph:
         self.key = key  # the user's line that called backward
         self.step = step
         self.complete = True
+        self.has_distributions = births.has_distributions
         self.nodes: list[Node] = []
         self.is_zero: Any = None  # whether every gradient is exactly 0, once that is known
         self.lost_terms: LostTerms | None = None  # of the same line, in a later step
@@ -196,16 +197,16 @@ class LossGraph:
                 if later.number in seen:
                     continue
                 seen.add(later.number)
-                if any(self._is_weight(number) for number in later.behind):
+                if self.has_weight(later):
                     return True
                 pending.append(later.number)
         return False
 
-    def _is_weight(self, number: int) -> bool:
-        node = self.nodes[number]
-        if node.kind == "TBackward" and node.behind:
-            node = self.nodes[node.behind[0]]
-        return node.leaf is not None
+    def has_weight(self, node: Node) -> bool:
+        """Whether a leaf goes into an operation as it is, or transposed."""
+        behind = [self.nodes[number] for number in node.behind]
+        behind = [self.nodes[each.behind[0]] if each.kind == "TBackward" and each.behind else each for each in behind]
+        return any(each.leaf is not None for each in behind)
 
     def fetch(self, *, may_wait: bool) -> None:
         """Have every number that is still on its device brought to the host, at once; with the only wait, if any."""

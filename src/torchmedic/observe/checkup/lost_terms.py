@@ -9,6 +9,7 @@ such a line.
 from __future__ import annotations
 
 import functools
+import numbers
 import sys
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from torchmedic.source.user_code import is_user_file
 
 _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
 _RIGHT = ("__radd__", "__rsub__")
+_CHOOSING = ("__gt__", "__ge__", "__lt__", "__le__", "long", "int", "bool", "argsort")  # their results have no graph
 _MAX_SUMS = 200
 _MAX_CALLS = 2000
 _MAX_UNRECORDED = 32  # calls of modules under `no_grad` that are noted, as a validation makes many
@@ -52,12 +54,16 @@ class LostTerms(GraphCuts):
         self._unrecorded = 0  # calls of modules under `no_grad`
         self._turns: dict[tuple[CodeType, int], int] = {}  # by instruction: how many terms it has added
 
-    def watch(self, key: tuple[str, int]) -> None:
-        """Watch the next step for the loss of one call of backward."""
+    def watch(self, key: tuple[str, int], *, is_whole: bool = False) -> None:
+        """Watch the next step for the loss of one call of backward; closer if the whole loss has no graph."""
         if self.armed or self.done:
             return
         self.key = key
         self.arm(None)
+        for name in _CHOOSING if is_whole else ():
+            self._patches.put(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
+        if is_whole:
+            self._patches.put(torch, "argmax", self._noting("argmax", torch.argmax))
         for name in (*_LEFT, *_RIGHT):
             self._patches.put(torch.Tensor, name, self._summing(name, getattr(torch.Tensor, name)))
         for name in LOSSES:
@@ -97,9 +103,9 @@ class LostTerms(GraphCuts):
             self._unrecorded += 1
             self.cuts.append(Cut("no_grad", sites, behind))
 
-    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> None:
-        if is_user_file(frame.f_code.co_filename):  # a library, or torchmedic itself, may well read a value
-            super()._note(name, tensor, result, frame)
+    def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> Cut | None:
+        is_users = is_user_file(frame.f_code.co_filename)  # a library, or torchmedic itself, may well read a value
+        return super()._note(name, tensor, result, frame) if is_users else None
 
     def _losing(self, name: str, original: Any) -> Any:
         note = contained("observe.checkup")(self._note_loss)
@@ -129,7 +135,7 @@ class LostTerms(GraphCuts):
         return call
 
     def _note_sum(self, name: str, tensor: Any, other: Any, frame: FrameType) -> None:
-        if not isinstance(other, torch.Tensor | float | int) or type(tensor) is not torch.Tensor:
+        if not isinstance(other, torch.Tensor | numbers.Real) or type(tensor) is not torch.Tensor:
             return
         place = (frame.f_code, frame.f_lasti)
         if not isinstance(other, torch.Tensor) and other == 0 and name == "__radd__":

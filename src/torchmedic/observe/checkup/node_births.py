@@ -31,6 +31,7 @@ _MAX_FRAMES = 120  # that are walked
 _MAX_USER_FRAMES = 6  # that are kept
 _MAX_NODES = 60_000  # as of a script that never calls backward
 _FUNCTIONAL = torch.nn.functional.__file__
+_DISTRIBUTIONS = torch.distributions.__file__.removesuffix("__init__.py")
 
 
 class LossCall:
@@ -91,6 +92,7 @@ class NodeBirths:
         self.armed = False
         self.refused = False  # compiled code, or somebody else's anomaly mode: never again
         self.has_hooks = False  # saved tensors are not what they seem: to read one may compute it again
+        self.has_distributions = False  # a node was built by `torch.distributions`
         self.layers: dict[int, tuple[weakref.ref[torch.nn.Module], Birth]] = {}  # that built nodes
         self._count = 0
         self._modes = 0
@@ -112,7 +114,7 @@ class NodeBirths:
             self.refused = torch.is_anomaly_enabled()
             return False
         self.has_hooks = top_hooks() is not None
-        self.layers, self._count = {}, 0
+        self.layers, self._count, self.has_distributions = {}, 0, False
         self._patches.put(traces, "format_stack", self._answering(traces.format_stack))
         self._patches.put(
             torch._C._autograd,
@@ -203,6 +205,7 @@ class NodeBirths:
                 sites.append(site)
             elif not sites:
                 direct = False
+                self.has_distributions |= code.co_filename.startswith(_DISTRIBUTIONS)
                 if layer is None and code.co_name == "forward":
                     layer = _owner(frame)
                 elif code.co_name in LOSSES and code.co_filename == _FUNCTIONAL:

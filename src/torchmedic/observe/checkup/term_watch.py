@@ -1,6 +1,7 @@
 """The search for terms of a loss that train nothing: which loss is suspected, and when its terms are watched.
 
-A loss is suspected if a term of it has no graph, or if a term reaches no parameter of the optimizer that steps next.
+A loss is suspected if a term of it has no graph, if a distribution has a part in it, which may be sampled without one,
+or if a term reaches no parameter of the optimizer that steps next.
 The second needs a whole turn, as another optimizer may use those gradients. Then the terms are watched for one step.
 """
 
@@ -25,11 +26,13 @@ class TermWatch:
         judge: Takes the graphs of a loss whose terms were watched, and the frame of its backward.
     """
 
-    def __init__(self, judge: Callable[[Sequence[LossGraph], FrameType], None]) -> None:
+    def __init__(self, judge: Callable[[Sequence[LossGraph], FrameType | None], None]) -> None:
         self._judge = judge
         self._terms = LostTerms()
         self._suspect: LossGraph | None = None
         self._foreign: LossGraph | None = None  # a loss with a term for others than the optimizer that stepped
+        self._rootless: LossGraph | None = None  # a loss without a graph: judged once it is known what cut it off
+        self._rootless_key: tuple[str, int] | None = None
 
     @property
     def armed(self) -> bool:
@@ -47,12 +50,28 @@ class TermWatch:
     def watch(self) -> None:
         """Watch the terms of the suspected loss in the next step."""
         if self._suspect is not None:
-            self._terms.watch(self._suspect.key)
+            self._terms.watch(self._suspect.key, is_whole=self._suspect is self._rootless)
+
+    def judged_now(self, graphs: Sequence[LossGraph]) -> list[LossGraph]:
+        """All but the first loss without a graph, which is judged in the next step, and the same loss again."""
+        if self._suspect is None and not self._terms.done:
+            self._suspect = self._rootless = next((graph for graph in graphs if _is_rootless(graph)), None)
+            self._rootless_key = self._suspect.key if self._suspect is not None else None
+        return [graph for graph in graphs if not _is_rootless(graph) or graph.key != self._rootless_key]
 
     def settled(self, graphs: Sequence[LossGraph]) -> None:
         """Graphs were looked at."""
         if self._suspect is None:
-            self._suspect = next((graph for graph in graphs if partial_sums(graph)), None)
+            self._suspect = next((graph for graph in graphs if partial_sums(graph) or graph.has_distributions), None)
+
+    def exiting(self) -> None:
+        """The script ends: nothing more will be known."""
+        self._judge_rootless(None)
+
+    def _judge_rootless(self, frame: FrameType | None) -> None:
+        graph, self._rootless = self._rootless, None
+        if graph is not None:
+            self._judge([graph], frame)
 
     def backward_begins(self, roots: Sequence[Any], key: tuple[str, int], frame: FrameType) -> None:
         if self._foreign is not None and self._foreign.foreign is not None:
@@ -63,8 +82,11 @@ class TermWatch:
         if asking is not None:
             self._terms.gradients_asked(roots, asking)
         elif self._terms.backward_begins(key) and self._suspect is not None:
+            self._rootless = None
             self._suspect.lost_terms = self._terms
             self._judge([self._suspect], frame)
+        elif self._terms.done:
+            self._judge_rootless(frame)
 
     def step_begins(self, optimizer: Any, fresh: Sequence[LossGraph]) -> None:
         """An optimizer steps, after the calls of backward that these graphs are of."""
@@ -81,3 +103,8 @@ class TermWatch:
             known.step_begins(owned)
         elif not known.is_used:
             self._suspect = self._suspect or self._foreign
+
+
+def _is_rootless(graph: LossGraph) -> bool:
+    """Whether backward was called on single numbers without a graph."""
+    return bool(graph.roots) and all(root.node is None and root.size == 1 for root in graph.roots)

@@ -50,11 +50,15 @@ class Unreached:
         self.thawed: set[int] = set()  # identities of those that are to be trained only from some step on
         self.steps = 0
         self.over = False  # judged
+        self.has_backward = False  # some loss went backward since cuts are watched; without any, nothing is cut off
         self.has_whole = False  # the parameters without a gradient are all those of some optimizer
         self._seen: set[int] = set()
         self._lacking: set[int] = set()  # identities of the optimizers that have such parameters
         self._is_lacking = False  # the optimizer whose step is under way is one of them
         self._turns = 0  # of any optimizer, since cuts are watched
+        self._undecided: weakref.ref[Any] | None = (
+            None  # the optimizer of a step with a closure, which may make gradients or do nothing
+        )
 
     @property
     def is_open(self) -> bool:
@@ -66,6 +70,7 @@ class Unreached:
 
     def step_begins(self, optimizer: Any, *, has_closure: bool = False) -> None:
         """A step begins; with a closure, its forward pass is still to come, and the gradients are old."""
+        self._undecided = None
         self._turns += self.cuts.armed
         self._is_lacking = id(optimizer) in self._lacking
         if not has_closure and self._is_watched_turn():
@@ -75,29 +80,36 @@ class Unreached:
         if self.over:
             return
         if id(optimizer) not in self._seen:
-            parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            has_gradients = any(tensor.grad is not None for tensor in parameters)
+            has_gradients = any(tensor.grad is not None for tensor in _parameters(optimizer))
             if has_gradients or not has_closure:
-                self._seen.add(id(optimizer))
-            if has_gradients or not has_closure:
-                self.has_whole |= not has_gradients
-                lacking = [
-                    Missing(tensor)
-                    for tensor in parameters
-                    if tensor.requires_grad and tensor.grad is None and not tensor.is_inference()
-                ]
-                self._lacking |= {id(optimizer)} if lacking else set()
-                self.missing += lacking
+                self._note(optimizer, has_gradients=has_gradients)
+            else:
+                self._undecided = weakref.ref(optimizer)
         if self.missing:
             self.steps += 1
             self.missing = [found for found in self.missing if _is_missing(found)]
 
+    def _note(self, optimizer: Any, *, has_gradients: bool) -> None:
+        self._seen.add(id(optimizer))
+        self.has_whole |= not has_gradients
+        lacking = [
+            Missing(tensor)
+            for tensor in _parameters(optimizer)
+            if tensor.requires_grad and tensor.grad is None and not tensor.is_inference()
+        ]
+        self._lacking |= {id(optimizer)} if lacking else set()
+        self.missing += lacking
+
     def backward_begins(self, roots: Sequence[Any]) -> None:
         """Forget the parameters that a loss reaches: their gradients are only cleared too early."""
+        self.has_backward = True
         reached = {id(leaf) for leaf in leaves_behind(roots)} if self.has_whole and self.cuts.armed else set()
         self.missing = [found for found in self.missing if id(found.reference()) not in reached]
 
     def step_ended(self) -> None:
+        optimizer, self._undecided = self._undecided() if self._undecided is not None else None, None
+        if optimizer is not None and all(tensor.grad is None for tensor in _parameters(optimizer)):
+            self._note(optimizer, has_gradients=False)  # the closure did nothing, as in Lightning's manual optimization
         if self.cuts.armed:
             if self._is_watched_turn():
                 self.cuts.disarm()  # a closure has run the forward pass
@@ -111,10 +123,14 @@ class Unreached:
     def is_due(self, *, at_end: bool = False) -> bool:
         """Whether there is enough to be judged; once."""
         wanted = _MIN_STEPS_AT_END if at_end else _MIN_STEPS_OF_WHOLE if self.has_whole else _MIN_STEPS
-        if self.over or not self.missing or self.steps < wanted:
+        if self.over or not self.missing or not self.has_backward or self.steps < wanted:
             return False
         self.over = True
         return True
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _is_missing(found: Missing) -> bool:

@@ -44,7 +44,7 @@ _STEPS_BETWEEN_QUESTIONS = 32  # for the parameters that are trained
 class Judge(Protocol):
     """Turns facts into findings."""
 
-    def check_up(self, graphs: Sequence[LossGraph], frame: FrameType) -> None:
+    def check_up(self, graphs: Sequence[LossGraph], frame: FrameType | None) -> None:
         """All that is known of the lines that call backward; asked again when there is more."""
 
     def left_out(self, unreached: Unreached, frame: FrameType | None) -> None:
@@ -248,6 +248,8 @@ class Checkup:
         self.pause()
         if self.waits is not None:
             self.waits.stop()
+        if self.on:
+            self.terms.exiting()
         if self.on and self.unreached.is_due(at_end=True):
             self._judge.left_out(self.unreached, None)
 
@@ -269,6 +271,7 @@ class Checkup:
                     self._wanted.add(graph.key)
                 else:
                     self._due[graph.key] = self._steps + _STEPS_BEFORE_LAST_LOOK
+        fresh = fresh if self.births.refused else self.terms.judged_now(fresh)
         self.graphs.extend(fresh)
         if any(graph.is_remarkable() for graph in fresh):
             self._judge.check_up(self.graphs, frame)

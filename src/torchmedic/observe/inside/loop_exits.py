@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from torchmedic.observe.inside.peek import is_length
 from torchmedic.source.vocabulary import ADDING_METHODS, TAKING_METHODS
 
 Loop = ast.While | ast.For
@@ -35,7 +36,7 @@ def exits_of(loop: Loop, tree: ast.Module) -> Exits:
     if not read:
         return Exits({}, {}, False, False)
     branches = [node.test for node in ast.walk(loop) if isinstance(node, ast.If)]
-    guards = _read(branches)
+    guards = _read(branches, lengths=True)
     return Exits(
         read,
         guards or {},
@@ -72,11 +73,19 @@ def has_no_way_out(loop: Loop) -> bool:
     )
 
 
-def _read(tests: list[ast.expr]) -> dict[str, ast.expr] | None:
-    """The names and attributes that tests read; None where a call has a say in it, whose answer is not known."""
+def _read(tests: list[ast.expr], *, lengths: bool = False) -> dict[str, ast.expr] | None:
+    """The names and attributes that tests read; None where a call has a say in it, whose answer is not known.
+
+    With `lengths`, `len(x)` is read and not `x`, which may be made anew in each round.
+    """
     found: dict[str, ast.expr] = {}
     for test in tests:
+        measured = [node for node in ast.walk(test) if lengths and is_length(node)]
+        found |= {ast.unparse(node): node for node in measured}
+        inside = {id(part) for node in measured for part in ast.walk(node)}
         for node in ast.walk(test):
+            if id(node) in inside:
+                continue
             if isinstance(node, ast.Call):
                 if not isinstance(node.func, ast.Name) or node.func.id not in _BUILTINS:
                     return None

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_variables import looks_at_locals
@@ -96,6 +96,8 @@ def value_of(node: ast.expr | None, frame: FrameType, known: dict[str, Any]) -> 
         return MISSING
     if isinstance(node, ast.Attribute):
         return attribute(value_of(node.value, frame, known), node.attr)
+    if is_length(node):
+        return _length(value_of(node.args[0], frame, known))
     if isinstance(node, ast.Subscript):
         holder = value_of(node.value, frame, known)
         key = value_of(node.slice, frame, known)
@@ -105,6 +107,21 @@ def value_of(node: ast.expr | None, frame: FrameType, known: dict[str, Any]) -> 
             except (KeyError, IndexError, TypeError):
                 return MISSING
     return MISSING
+
+
+def is_length(node: ast.AST | None) -> TypeGuard[ast.Call]:
+    """Whether this is `len(x)` of a name or an attribute."""
+    match node:
+        case ast.Call(func=ast.Name(id="len"), args=[ast.Name() | ast.Attribute()], keywords=[]):
+            return True
+    return False
+
+
+def _length(holder: Any) -> Any:
+    if type(holder) in (*_SIZED, str, bytes):
+        return len(holder)
+    size = getattr(holder, "shape", None) if type(holder).__module__.startswith("torch") else None
+    return size[0] if size else MISSING
 
 
 def attribute(holder: Any, name: str) -> Any:

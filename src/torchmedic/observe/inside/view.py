@@ -17,6 +17,7 @@ from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.failures.sketch import plain
 from torchmedic.observe.inside import loops
+from torchmedic.observe.inside.heartbeat import HEART
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
 from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds, span, variables
@@ -47,11 +48,13 @@ def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread,
     for number in range(LOOKS):
         if number:
             time.sleep(_INTERVAL_SECONDS)
+        beats = HEART.beats() and number > 0  # an answer to the first question may be as old as the last look
         for ident, frames in _stacks().items():
             places = loops.places_of(frames)
             # A frame that came and went in between is as good as a movement: its identity tells. So is a jump: a loop
             # lets others run only there, and would be seen at the same place every time.
-            jump = f" jump {number}" if is_between_rounds(frames[0]) else ""
+            runs = is_between_rounds(frames[0]) or (ident == main and beats)
+            jump = f" jump {number}" if runs else ""
             samples[ident].append(" ".join(f"{place.frame:x}:{place.lasti}" for place in places) + jump)
             user = next((frame for frame in frames if is_user_file(frame.f_code.co_filename)), None)
             lines[ident].append(user.f_lineno if user is not None else 0)

@@ -40,6 +40,7 @@ from torchmedic.observe.loop.graph_growth import GraphGrowth
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.observe.loop.standstill import Standstill
+from torchmedic.observe.loop.thaws import Thaws
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import user_frame
 
@@ -72,7 +73,8 @@ class Habits(Numbering):
         self.reach = Reach()
         self.growth = GraphGrowth()
         self.evaluation = Evaluation()
-        self.standstill = Standstill(self.judge, self._look_anew)
+        self.thaws = Thaws()
+        self.standstill = Standstill(self.judge, self._look_anew, self._look_at_frozen)
         self.waited: list[Waited] = []  # lines that wait for the device in every step
         self.steps = 0  # of any optimizer
         self.wants_norms = False  # also where they must be waited for: something is suspected
@@ -124,6 +126,22 @@ class Habits(Numbering):
             self._anew += 1
             self.reach = Reach(since=self.steps)
             self._begin()
+
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        """The modules that the loop calls."""
+        numbers = dict.fromkeys(event.who for event in self.events if event.kind == "forward")
+        return [module for number in numbers if isinstance(module := self.thing(number), torch.nn.Module)]
+
+    @property
+    def owned(self) -> set[int]:
+        """Identities of the parameters that optimizers have."""
+        living = [watched.optimizer for watched in self.optimizers.values() if watched.optimizer is not None]
+        return {id(tensor) for each in living for group in each.param_groups for tensor in group["params"]}
+
+    def _look_at_frozen(self, step: int) -> None:
+        if self.thaws.look((tensor for model in self.models for tensor in model.parameters()), self.owned, step):
+            self.judge()
 
     def _sleep(self) -> None:
         self.judge()

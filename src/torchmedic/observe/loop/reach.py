@@ -59,6 +59,7 @@ class Reach:
         self.complete = True  # no graph was too large to be walked to its end
         self.walks = 0
         self.ownerless: dict[int, Ownerless] = {}
+        self.bare: dict[int, Ownerless] = {}  # parameters that are not weights of layers, in no optimizer either
         self.reached_owned = False  # some loss reached a tensor that an optimizer had
         self.new_leaves: list[int] = []  # by walk: leaves that no optimizer had; 0 where one of them was known before
         self._leaves: list[weakref.ref[torch.Tensor]] = []
@@ -83,7 +84,7 @@ class Reach:
             if isinstance(leaf, torch.nn.Parameter):
                 if id(leaf) not in self.found:
                     self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
-                if id(leaf) not in owned and id(leaf) not in self.ownerless:
+                if id(leaf) not in owned and id(leaf) not in self.ownerless and id(leaf) not in self.bare:
                     lost.add(id(leaf))
         self.complete &= len(seen) < _MAX_NODES
         self._note_leaves(leaves, owned)
@@ -105,6 +106,10 @@ class Reach:
         without = [(node, weight) for node, weights in layers for weight in weights if id(weight) in lost]
         if not trained or len(without) > _MAX_LAYERS:
             return
+        bare = lost - {id(weight) for _, weight in without}
+        if 0 < len(bare) <= _MAX_LAYERS:
+            for leaf in _meeting(starts, bare, trained):
+                self.bare[id(leaf)] = Ownerless(leaf, step, is_between=True)
         nearest = _nearest(starts, trained)
         for node, weight in without:
             if id(weight) not in self.ownerless and type(weight) is torch.nn.Parameter and not weight.is_meta:
@@ -128,6 +133,34 @@ def _weights(node: Any) -> list[torch.Tensor]:
         if isinstance(leaf, torch.nn.Parameter) and leaf.dim() > 1:
             found.append(leaf)
     return found
+
+
+def _meeting(starts: list[Any], wanted: set[int], trained: set[Any]) -> list[torch.Tensor]:
+    """The wanted leaves that an operation combines with the result of a trained layer. A sum of losses is none."""
+    reached: dict[Any, frozenset[Any]] = {}  # by node: the wanted leaves behind it, and None if a trained layer is
+    found: dict[int, torch.Tensor] = {}
+    pending = [(start, False) for start in starts if start is not None]
+    while pending:
+        node, is_ready = pending.pop()
+        if node in reached:
+            continue
+        if not is_ready:
+            pending += [(node, True), *((behind, False) for behind in following(node) if behind not in reached)]
+            continue
+        leaf = getattr(node, "variable", None)
+        behind = [reached.get(each, frozenset()) for each in following(node)]
+        here = frozenset[Any]().union(*behind)
+        if id(leaf) in wanted:
+            here |= {node}
+        if None in here and not _adds_losses(node):
+            alone = (each for part in behind if None not in part for each in part)
+            found |= {id(each.variable): each.variable for each in alone}
+        reached[node] = here | {None} if node in trained else here
+    return list(found.values())
+
+
+def _adds_losses(node: Any) -> bool:
+    return bool(node.name().startswith("AddBackward") and all(not each.shape for each in node._input_metadata))
 
 
 def _nearest(starts: list[Any], trained: set[Any]) -> set[Any]:

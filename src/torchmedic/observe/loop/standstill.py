@@ -8,6 +8,7 @@ copies from an earlier look. The counts of a device that is read late are copied
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,7 +27,8 @@ _MAX_RATES = 64  # looks whose rates are kept
 _MIN_UPDATES = 12  # between the copy and the look that decides
 _MAX_COPIES = 8  # times that weights are copied, as in a long warm-up
 _MAX_DEAD_SHARE = 1e-4  # of the largest rate, with which nothing is learned any more
-_COUNTS = 4  # numbers per tensor
+DOUBTFUL_CHANGE = 1e-6  # of weights, per update: a million updates change them as a whole
+_COUNTS = 5  # numbers per tensor
 
 
 class Rate(NamedTuple):
@@ -47,6 +49,7 @@ class LayerMoves(NamedTuple):
     moved: int  # of those with a gradient
     largest_gradient: float
     largest_before: float  # gradient when the weights were copied
+    change: float  # the largest, relative to the largest weight
 
 
 class Moves(NamedTuple):
@@ -58,8 +61,14 @@ class Moves(NamedTuple):
 
     @property
     def are_doubtful(self) -> bool:
-        """Whether some layer has a gradient and did not change as a whole."""
-        return any(2 * layer.moved < layer.graded for layer in self.layers)
+        """Whether some layer has a gradient and did not change as a whole, or all changed next to nothing."""
+        return any(2 * layer.moved < layer.graded for layer in self.layers) or self.change < DOUBTFUL_CHANGE
+
+    @property
+    def change(self) -> float:
+        """The largest change of any matrix per update, relative to its largest weight."""
+        changes = [layer.change for layer in self.layers if layer.is_matrix and math.isfinite(layer.change)]
+        return max(changes, default=math.inf) / max(1, self.until - self.since)
 
 
 class _Pending(NamedTuple):
@@ -162,7 +171,7 @@ class Steady:
         self._samples = []
         rows = known.host.reshape(-1, _COUNTS).tolist()
         layers = []
-        for sample, (graded, moved, largest, before) in zip(known.samples, rows, strict=True):
+        for sample, (graded, moved, largest, before, change) in zip(known.samples, rows, strict=True):
             tensor = sample.reference()
             if tensor is not None:
                 layers.append(
@@ -175,6 +184,7 @@ class Steady:
                         int(moved),
                         largest,
                         before,
+                        change,
                     )
                 )
         self.moves = Moves(self._copied_at, known.step, layers)
@@ -186,9 +196,13 @@ class Standstill:
     Args:
         ask: Called when something new is known.
         look_anew: Called when parameters that had gradients have none: the loss may belong to another model now.
+        looked: Called when a look is over, with its step.
     """
 
-    def __init__(self, ask: Callable[[], None], look_anew: Callable[[], None]) -> None:
+    def __init__(
+        self, ask: Callable[[], None], look_anew: Callable[[], None], looked: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._looked = looked
         self._ask = ask
         self._look_anew = look_anew
         self.due = _NEVER  # the step of the next look; read by the hooks
@@ -236,6 +250,7 @@ class Standstill:
             known.has_judged_rates = True
 
     def _close(self, step: int) -> None:
+        self._looked(step)
         self._open = 0
         self._seen.clear()
         later = [each for each in _FIRST_LOOKS if each > step]

@@ -11,6 +11,7 @@ from torchmedic.observe.device import async_devices
 
 _MAX_TENSORS = 48  # of one optimizer
 _MAX_ELEMENTS = 2048  # of one tensor
+_TINY = 1e-38  # instead of 0: a NaN would be taken for a number that has not arrived
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -65,7 +66,10 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def counts_of(sample: Sample) -> torch.Tensor | None:
-    """Elements with a gradient, those that have changed, the largest gradient now and before; on their device."""
+    """Elements with a gradient, those that have changed, the largest gradient now and before, the largest change.
+
+    The change is relative to the largest weight. The numbers stay on their device.
+    """
     tensor = sample.reference()
     gradient = _gradient(tensor) if tensor is not None and _is_readable(tensor) else None
     if tensor is None or gradient is None:
@@ -77,4 +81,5 @@ def counts_of(sample: Sample) -> torch.Tensor | None:
     has_gradient = given != 0
     moved = (now != sample.before) & has_gradient
     largest = given.abs().amax().float()
-    return torch.stack([has_gradient.sum().float(), moved.sum().float(), largest, sample.gradient])
+    change = (now - sample.before).abs().amax().float() / sample.before.abs().amax().float().clamp_min(_TINY)
+    return torch.stack([has_gradient.sum().float(), moved.sum().float(), largest, sample.gradient, change])

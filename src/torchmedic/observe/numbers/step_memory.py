@@ -151,8 +151,7 @@ class StepMemory:
         call.update = self._by_hand
         self._by_hand += 1
         self.backward_begins(call, None)
-        rises = self._note(place, call.loss)
-        self._consider(list, call.update, rises)
+        self._consider(list, call.update, self._note(place, call.loss))
 
     def update_begins(
         self,
@@ -199,10 +198,11 @@ class StepMemory:
         self.lost_updates = trend.lost
         self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
         ceiling = RISE * trend.usual
-        if len(self._trends) == 1 and not self.is_far:  # a loss of several may rise because another falls, as of a GAN
+        is_alone = len(self._trends) == 1 or loss < 0  # a loss of several may rise because another falls, as of a GAN
+        if is_alone and not self.is_far:
             self._note_far(trend.far)
-            ceiling = 0.0 if trend.far or self._jumps.updates_left else ceiling  # every loss is looked at
-        if ceiling > self.ceiling or len(self._trends) == 1:
+            ceiling *= not (trend.far or self._jumps.updates_left)  # 0: every loss is looked at
+        if ceiling > self.ceiling or is_alone:
             self.ceiling = ceiling
         if rises and not self.is_open and self._rises < _MAX_RISES:
             self.is_open, self._in_any_case = True, _UPDATES_OF_RISE

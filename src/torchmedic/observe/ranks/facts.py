@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import sys
 import weakref
 from pathlib import Path
 from types import FrameType
@@ -37,6 +38,7 @@ _SAMPLED_WEIGHTS = 1024  # elements of one weight
 _MAX_SAMPLES = 24  # of the weights
 _MIN_ALIKE_UPDATES = 3  # with the same number of exchanges
 _FIRST_UPDATES = 16  # that are looked at one by one
+_MIN_UPDATES_BY_HAND = 4  # before the inputs of a model are taken for a batch: a short try may use any data
 
 
 class FactsOfRank:
@@ -48,21 +50,26 @@ class FactsOfRank:
         self._clock = clock
         self._facts = RankFacts(rank=rank, pid=os.getpid(), world_size=world_size, host=socket.gethostname())
         self._fetched: tuple[str, str, StackFrame | None] | None = None
+        self._has_loader: bool | None = None  # None until the first batch is known
         self._passes: weakref.WeakKeyDictionary[Any, _Passes] = weakref.WeakKeyDictionary()
         self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
         self._weights: list[weakref.ref[torch.Tensor]] = []
+        self._optimizer: weakref.ref[Any] | None = None  # of these weights
         self._names: dict[int, str] = {}
         self.updates = 0  # counted by the hooks
         self.due = 1  # updates after which `stepped` is to be called; the hooks ask for nothing before
         self.begins = True  # whether the hooks are to tell of the beginning of an update
         self._next_sample = 1
         self._forwards = 0  # that exchange gradients, since the last update
+        self._exchanges = 0  # as above, of all updates
         self._micro_steps = 0  # backwards of the update under way
         self._syncs: list[int] = []  # exchanges of the last updates
 
     @property
     def wants_batches(self) -> bool:
         """Whether every batch is of interest: a loader has given one, and more of them are to be compared."""
+        if self._has_loader is False:
+            return False
         return self._fetched is not None or 0 < len(self._facts.batches) < _MAX_BATCHES
 
     # What the hooks tell
@@ -77,11 +84,21 @@ class FactsOfRank:
         for name, parameter in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
             self._names[id(parameter)] = name
 
-    def forward(self, module: Any) -> None:
+    def forward(self, module: Any, inputs: Any) -> None:
         """A DistributedDataParallel is called, and its backward will exchange gradients."""
         self._forwards += 1
+        self._exchanges += 1
         if not self._facts.forwards:
             self._change(forwards=1, has_hook=_has_hook(module))
+        if not self._has_loader and self.updates + 1 == self._next_sample > _MIN_UPDATES_BY_HAND:
+            self._given(inputs, sys._getframe(1))
+
+    @contained("observe.rank_facts")
+    def _given(self, inputs: Any, frame: FrameType) -> None:
+        """Without a loader, the inputs of the model are the batch: before the updates 8, 16, 32 and 64."""
+        self._has_loader = False
+        if self._fetched is None and len(self._facts.batches) < _MAX_BATCHES:
+            self._fetched = _fingerprint(inputs), "", _line(user_frame(frame))
 
     @contained("observe.rank_facts")
     def fetched(self, iterator: Any, batch: Any, frame: FrameType) -> None:
@@ -91,9 +108,18 @@ class FactsOfRank:
             self._begin_pass(sampler)
             self.due = self.updates + 1
         self._reading = weakref.ref(sampler) if sampler is not None and _has_epoch(sampler) else None
+        if self._has_loader is False:
+            return
+        self._has_loader = True
         if len(self._facts.batches) < _MAX_BATCHES:
             name = type(sampler).__name__ if sampler is not None else ""
             self._fetched = _fingerprint(batch), name, _line(user_frame(frame))
+
+    @contained("observe.rank_facts")
+    def scheduled(self, frame: FrameType) -> None:
+        """A scheduler has set learning rates."""
+        if self._facts.scheduling is None:
+            self._change(scheduling=_line(user_frame(frame)))
 
     @contained("observe.rank_facts")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -110,7 +136,8 @@ class FactsOfRank:
             fingerprint, sampler, line = self._fetched
             self._fetched = None
             if not self._facts.batches:
-                self._change(items=self._items(), sampler=sampler, loading=line)
+                items = self._items() if self._has_loader else ()
+                self._change(items=items, sampler=sampler, loading=line)
             self._change(batches=(*self._facts.batches, fingerprint))
             self._write_if(len(self._facts.batches) == _MAX_BATCHES)
         self._look_at_order()
@@ -170,6 +197,7 @@ class FactsOfRank:
         every = max(1, -(-len(plain) // _MAX_WEIGHTS))
         chosen = plain[::every][:_MAX_WEIGHTS]
         self._weights = [weakref.ref(tensor) for tensor in chosen]
+        self._optimizer = weakref.ref(optimizer)
         gpu = next((tensor.device for tensor in plain if tensor.is_cuda), None)
         self._change(
             names=tuple(self._names.get(id(tensor), "") for tensor in chosen),
@@ -188,7 +216,14 @@ class FactsOfRank:
         if not all(tensor.is_cpu for tensor in weights) and not at_end:
             return  # to read them would wait for the device
         sizes = tuple(_size(tensor) for tensor in weights)
-        self._change(weights=(*self._facts.weights, WeightSample(updates=updates, sizes=sizes)))
+        optimizer = self._optimizer() if self._optimizer is not None else None
+        rates = (
+            tuple(rate for group in optimizer.param_groups if type(rate := group.get("lr")) is float)
+            if optimizer is not None
+            else ()
+        )
+        sample = WeightSample(updates=updates, sizes=sizes, rates=rates, exchanges=self._exchanges)
+        self._change(weights=(*self._facts.weights, sample))
 
     # The file
 

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Recorder:
         self._wrappers: dict[int, tuple[weakref.ref[Any], Marks]] = {}  # by identity
         self._texts: dict[Any, bytes] = {}
         self._counts: dict[str, int] = {}
+        self._threads: dict[int, int] = {}  # the number of each thread that calls collectives
         self._marks: dict[tuple[str, str], int] = {}  # by operation and group
         self._shut = False
         self.paused = False  # while a replay runs, whose calls reach no other rank
@@ -130,7 +132,7 @@ class Recorder:
             if marks is not None:
                 self._mark(FORWARD, marks[0], marks[1])
             if self.facts is not None:
-                self.facts.forward(module)
+                self.facts.forward(module, (args, kwargs))
 
     def _wraps(self, *args: Any, **kwargs: Any) -> None:
         """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings.
@@ -203,7 +205,8 @@ class Recorder:
             if key is not None:
                 self._texts[key] = text
         count = self._counts[name] = self._counts.get(name, 0) + 1
-        ring.write(text, count, self._sites.number(sys._getframe(2), ring))
+        thread = self._threads.setdefault(get_ident(), len(self._threads))
+        ring.write(text, count, self._sites.number(sys._getframe(2), ring), thread)
 
     @contained("observe.ranks")
     def _note_wrapped(self, group: Any, tensors: Any) -> None:
@@ -213,6 +216,7 @@ class Recorder:
         if self._shut:
             return None
         self._shut = True  # one attempt
+        self._threads = {get_ident(): 0}
         if rank is None:
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         folder = self._folder(rank, size)

@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<H")
 _RING_AT = _TABLE_AT + _TABLE_SIZE
 _SLOT_SIZE = 192
 _TEXT_SIZE = 152
-_SLOT = struct.Struct(f"<QdIHH{_TEXT_SIZE}sII")  # number, time, ordinal, site, length, text, -, low half of number
+_SLOT = struct.Struct(f"<QdIHH{_TEXT_SIZE}sII")  # number, time, ordinal, site, length, text, thread, low half of number
 _SIZE = _RING_AT + SLOTS * _SLOT_SIZE
 
 assert _SLOT.size <= _SLOT_SIZE
@@ -62,10 +62,10 @@ class Ring:
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
-    def write(self, text: bytes, ordinal: int, site: int) -> None:
+    def write(self, text: bytes, ordinal: int, site: int, thread: int = 0) -> None:
         """Note one call; `text` is from `described`, `site` from `enter`."""
         number = self._number = self._number + 1
-        slot = self._pack(number, now(), ordinal, site, len(text), text, 0, number & 0xFFFFFFFF)
+        slot = self._pack(number, now(), ordinal, site, len(text), text, thread, number & 0xFFFFFFFF)
         os.pwrite(self._descriptor, slot, _RING_AT + (number % SLOTS) * _SLOT_SIZE)
 
     def enter(self, lines: Lines, library: Lines = ()) -> int:
@@ -157,7 +157,7 @@ def _numbered(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
-    _, when, ordinal, site, length, text, _, _ = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
+    _, when, ordinal, site, length, text, thread, _ = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
     try:
         op, group, shapes, dtypes, peer, tag = msgspec.json.decode(text[:length], type=_Text)
     except msgspec.DecodeError:
@@ -173,6 +173,7 @@ def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
         tag=tag,
         frames=frames,
         library=library,
+        thread=thread,
         time=when,
     )
 

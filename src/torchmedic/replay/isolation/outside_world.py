@@ -34,6 +34,8 @@ _LEFT_OUT = {
     "bz2.BZ2File": "write",
     "lzma.LZMAFile": "write",
     "torch.utils.tensorboard.writer.FileWriter": "add_event add_summary",
+    "lightning.pytorch.core.module.LightningModule": "log log_dict",
+    "pytorch_lightning.core.module.LightningModule": "log log_dict",
 }
 _CALLS = "send sendall sendto sendmsg sendfile recv recv_into recvfrom recvfrom_into recvmsg connect connect_ex accept"
 _REFUSED = {

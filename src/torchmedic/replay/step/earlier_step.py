@@ -8,7 +8,6 @@ make the data from the batch.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -21,7 +20,7 @@ from torchmedic.observe.context import StepContext, StepView
 from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, given_back
 from torchmedic.observe.step.step_notes import line_of
 from torchmedic.observe.step.tensors import tensors_in
-from torchmedic.replay.isolation.torch_state import set_version
+from torchmedic.replay.step.batch_of_then import data_of, may_be_part, place_of, stand_ins, twins
 from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.reused_results import draws_from_iterator, reusable_result
 from torchmedic.replay.step.runner import Runner
@@ -100,7 +99,7 @@ class EarlierStepRunner(Runner):
 
     def play(self, *contexts: AbstractContextManager[Any], **options: Any) -> ReplayResult:
         """Run the segment. Whatever object holds the batch of the present step, it holds the data of then."""
-        with _data_of(self._past, self._present):
+        with data_of(self._past, self._present):
             return super().play(*contexts, **options)
 
     @property
@@ -113,6 +112,8 @@ class EarlierStepRunner(Runner):
         renewed = names_renewed(self._frame, self.segment.lines[1])
         code = self._frame.f_code
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        rest = code.co_varnames[len(given) : len(given) + 2]  # `*args` and `**kwargs`, which may be empty
+        held = {id(tensor) for tensor, _ in stand_ins(self._past, self._present)}
         lost = set()
         for name in read_first(self.segment.statements) & renewed & self._locals.keys():
             value = namespace.get(name)
@@ -121,7 +122,10 @@ class EarlierStepRunner(Runner):
                 lost.add(name)  # the forward pass was made further outside, with the weights of then
             if name in mapped or name in carried or name in self._begun(changed):
                 continue
+            if tensors and held.issuperset(map(id, tensors)):
+                continue  # a container of a framework's own around the batch, which holds the data of then
             is_data = isinstance(value, _DATA) or hasattr(type(value), "__array_interface__")
+            is_data &= not (name in rest and isinstance(value, tuple | dict) and not value)
             if any(not tensor.requires_grad for tensor in tensors) or (not tensors and is_data):
                 lost.add(name)  # what is trained is not data, and is set back by other means
         for statement in self.segment.statements[: -1 if self.is_one_call else None]:
@@ -203,19 +207,16 @@ class EarlierStepRunner(Runner):
             self._batch = self._past
         changed = names_changed(self.segment)
         namespace.update(self._begun(changed))
-        twins = dict(_twins(self._present, self._past)) if self._past is not None else {}
-        places = {name: _place(value) for name, value in namespace.items() if _may_be_part(value)}
-        mapped = {name for name, place in places.items() if place in twins}
+        others = dict(twins(self._present, self._past)) if self._past is not None else {}
+        places = {name: place_of(value) for name, value in namespace.items() if may_be_part(value)}
+        mapped = {name for name, place in places.items() if place in others}
         for name in mapped:
-            namespace[name] = twins[places[name]]
+            namespace[name] = others[places[name]]
         namespace[BATCH] = self._present
         # What the batch of then gave is the batch of then.
-        parts = dict(_twins(self._past, self._past)) if self._past is not None else {}
+        parts = dict(twins(self._past, self._past)) if self._past is not None else {}
         mapped |= {name for name, place in places.items() if place in parts}
         return namespace, mapped
-
-
-_Place = tuple[type, tuple[int, ...]]
 
 
 def _added(statements: list[ast.stmt], name: str, line: int) -> float | None:
@@ -234,33 +235,6 @@ def _added(statements: list[ast.stmt], name: str, line: int) -> float | None:
     return total
 
 
-@contextlib.contextmanager
-def _data_of(past: Any, present: Any) -> Iterator[None]:
-    """A block in which the tensors of the present batch hold the data of another one."""
-    now, then = tensors_in(present), tensors_in(past)
-    pairs = list(zip(now, then, strict=True)) if len(now) == len(then) else []
-    with contextlib.ExitStack() as stack:
-        for tensor, other in pairs:
-            if _may_stand_for(tensor, other):
-                stack.callback(_put_back, tensor, tensor.data, tensor._version)
-                tensor.data = other.data  # as a change of the data may set another one
-        yield
-
-
-def _may_stand_for(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    is_plain = type(tensor) is type(other) is torch.Tensor and not tensor.requires_grad and not tensor.is_inference()
-    return (
-        is_plain
-        and tensor.layout is other.layout is torch.strided
-        and (tensor.dtype, tensor.device) == (other.dtype, other.device)
-    )
-
-
-def _put_back(tensor: torch.Tensor, data: torch.Tensor, version: int) -> None:
-    tensor.data = data
-    set_version(tensor, version)
-
-
 def _bound(statement: ast.stmt) -> set[str]:
     """The names that a statement leaves bound; the variables of a comprehension are its own."""
     inner = {
@@ -270,30 +244,3 @@ def _bound(statement: ast.stmt) -> set[str]:
         for name in names_written(node.target)
     }
     return set(names_written(statement)) - inner
-
-
-def _place(value: Any) -> _Place:
-    """What tells a part of a batch from others: its kind and its very tensors. A list may be another one by now."""
-    return type(value), tuple(id(tensor) for tensor in tensors_in(value))
-
-
-def _may_be_part(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | list | tuple) or hasattr(type(value), "items")
-
-
-def _twins(present: Any, past: Any, depth: int = 4) -> Iterator[tuple[_Place, Any]]:
-    """What stands at the same place in two batches."""
-    if type(present) is not type(past) or not _may_be_part(present):
-        return  # numbers and texts are the same object wherever they are equal
-    place = _place(present)
-    if place[1]:
-        yield place, past
-    if isinstance(present, torch.Tensor) or not depth:
-        return
-    if isinstance(present, list | tuple) and len(present) == len(past):
-        for one, other in zip(present, past, strict=True):
-            yield from _twins(one, other, depth - 1)
-    elif not isinstance(present, list | tuple):
-        for name, one in present.items():
-            if name in past:
-                yield from _twins(one, past[name], depth - 1)

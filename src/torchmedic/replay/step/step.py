@@ -83,10 +83,10 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor, rounding: int) -> bool:
     return bool(same.all().item())
 
 
-def from_stack(frame: FrameType | None, agent: StepContext, *, include_failing: bool) -> Step:
-    """The step that is running now, seen from inside a hook."""
+def from_stack(frame: FrameType | None, agent: StepContext, *, include_failing: bool, outwards: int = 0) -> Step:
+    """The step that is running now, seen from inside a hook; `outwards` as in `from_traceback`."""
     stack = stack_at(frame)
-    step = _step(stack, agent, include_failing)
+    step = _step(stack, agent, include_failing, outwards)
     inner = next((each for each in stack if is_user_file(each[0].f_code.co_filename)), None)
     if inner is not None and inner[0] is not step.frame:
         with contextlib.suppress(CannotCut):
@@ -166,7 +166,9 @@ def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int
     # No module was called: a functional model. The user's innermost frame does both.
     for frame, line, column in stack:
         if is_user_file(frame.f_code.co_filename):
-            return _cut(frame, (line, column), None, agent, include_failing)
+            if outwards and outwards >= loops_around(frame, line) + (not is_module(frame.f_code)):
+                raise CannotCut("no loop is left to go out of")
+            return _cut(frame, (line, column), None, agent, include_failing, outwards=outwards)
     raise CannotCut("no frame of the step is left")
 
 

@@ -110,6 +110,8 @@ def named(tensor: torch.Tensor, frame: FrameType, spot: Spot, *, is_local: bool)
     variables = dict(frame.f_locals)
     if frame.f_globals is not frame.f_locals:
         variables |= {name: frame.f_globals[name] for name in code.co_names if name in frame.f_globals}
+    else:  # a statement of the step: names that the statement itself reads come first
+        variables = dict(sorted(variables.items(), key=lambda item: item[0] not in code.co_names))
     own = frozenset(code.co_varnames) | frozenset(code.co_cellvars) if is_local else frozenset()
     for is_item in (False, True):
         for name, value in variables.items():

@@ -33,7 +33,7 @@ def terms_of(loss: torch.Tensor, scope: Microscope) -> list[Term]:
     return list(_terms(loss.grad_fn, (), 1.0, scope))[:_MAX_TERMS]
 
 
-def _terms(node: Any, path: Path, weight: float, scope: Microscope) -> Iterator[Term]:
+def _terms(node: Any, path: Path, weight: float, scope: Microscope, product: Op | None = None) -> Iterator[Term]:
     inputs = [at for at, (following, _) in enumerate(getattr(node, "next_functions", ())) if following is not None]
     name = name_of(node)
     if name in _SUMS and len(path) < _MAX_DEPTH:
@@ -44,11 +44,11 @@ def _terms(node: Any, path: Path, weight: float, scope: Microscope) -> Iterator[
         weight = weight * number if name == "Mul" else weight / number
         following, inner = node.next_functions[inputs[0]][0], (*path, inputs[0])
         if name == "Div" or not path:  # the whole loss is multiplied, or a term is divided by its number of elements
-            yield from _terms(following, inner, weight, scope)
+            yield from _terms(following, inner, weight, scope, scope.op_of(node) if name == "Mul" else product)
         else:  # a sum that is multiplied is one term
             yield Term(inner, weight, scope.op_of(node))
     elif node is not None:
-        yield Term(path, weight, scope.op_of(node))
+        yield Term(path, weight, product or scope.op_of(node))
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
 from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.safe_eval import UNKNOWN, read
-from torchmedic.source.syntax import callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, syntax_tree
 from torchmedic.source.user_variables import loaded_files, user_trees
 
 
@@ -18,6 +19,7 @@ def where_frozen(frames: list[Frame], frozen: Iterable[torch.Tensor]) -> Locatio
     """The line that freezes these parameters; among several, one that is seen to be about them."""
     wanted = {id(tensor) for tensor in frozen}
     files = list(dict.fromkeys([*(frame.file for frame in reversed(frames) if frame.is_user), *loaded_files()]))
+    switches = _switches(files)
     found: list[tuple[int, Location]] = []
     for file in files:
         tree = syntax_tree(file) or ast.Module([], [])
@@ -26,34 +28,55 @@ def where_frozen(frames: list[Frame], frozen: Iterable[torch.Tensor]) -> Locatio
             if owner is not None:
                 location = node_location("cause", file, node, "parameters are frozen here")
                 found.append((_relevance(owner, frames, wanted), location))
-        for call, owner in _told_to_freeze(tree, files):
+        for call, owner in _told_to_freeze(tree, switches):
             location = node_location("cause", file, call, "told to freeze parameters here")
             found.append((_relevance(owner, frames, wanted), location))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _told_to_freeze(tree: ast.Module, files: list[str]) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Calls with False of a function that sets `requires_grad` to what it is given, and what they are given besides."""
-    flags = {
-        function.name: [argument.arg for argument in function.args.args].index(node.value.id)
-        for file in files
-        for function in ast.walk(syntax_tree(file) or ast.Module([], []))
-        if isinstance(function, ast.FunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Attribute)
-        and node.targets[0].attr == "requires_grad"
-        and isinstance(node.value, ast.Name)
-        and node.value.id in [argument.arg for argument in function.args.args]
-    }
+class _Switch(NamedTuple):
+    """A function that freezes what it is given, or sets `requires_grad` to what it is told."""
+
+    parameters: list[str]
+    about: str  # the parameter whose weights are switched; empty for something else
+    flag: str  # the parameter that says whether to freeze; empty if the function always does
+    freezes_if: bool  # the value of `flag` that freezes
+
+
+def _told_to_freeze(tree: ast.Module, switches: dict[str, _Switch]) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Calls of functions that freeze, and what they are told to freeze."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
+        switch = switches.get(callee(node) or "") if isinstance(node, ast.Call) else None
+        if switch is None or not isinstance(node, ast.Call):
             continue
-        name = callee(node)
-        values = [*node.args, *(word.value for word in node.keywords)]
-        if name in flags and any(isinstance(value, ast.Constant) and value.value is False for value in values):
-            others = [value for value in values if not isinstance(value, ast.Constant)]
-            yield node, others[0] if others else node.func
+        names = switch.parameters[isinstance(node.func, ast.Attribute) and switch.parameters[:1] == ["self"] :]
+        given = dict(zip(names, node.args, strict=False)) | {word.arg or "": word.value for word in node.keywords}
+        if not switch.flag or _is_constant(given.get(switch.flag), switch.freezes_if):
+            yield node, given.get(switch.about, node.func)
+
+
+def _switches(files: list[str]) -> dict[str, _Switch]:
+    """The functions of some files that freeze what they are given, by name."""
+    found: dict[str, _Switch] = {}
+    for file in files:
+        for function in nodes_in(syntax_tree(file)):
+            if not isinstance(function, FUNCTIONS):
+                continue
+            parameters = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
+            for node in ast.walk(function):
+                owner, given = _switched(node)
+                if owner is None:
+                    continue
+                names = [part.id for part in _names(_looped_over(owner, node, function))]
+                about = next((name for name in names if name in parameters and name != "self"), "")
+                match given:
+                    case ast.Name(id=flag) if flag in parameters:
+                        found[function.name] = _Switch(parameters, about, flag, False)
+                    case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=flag)) if flag in parameters:
+                        found[function.name] = _Switch(parameters, about, flag, True)
+                    case ast.Constant(value=False) if about:
+                        found[function.name] = _Switch(parameters, about, "", False)
+    return found
 
 
 def _frozen_by(node: ast.AST, tree: ast.Module) -> ast.expr | None:
@@ -62,6 +85,11 @@ def _frozen_by(node: ast.AST, tree: ast.Module) -> ast.expr | None:
     # A value that is computed can be False; a plain name is an argument of a function that is told to freeze.
     if owner is None or not (_is_constant(given, False) or not isinstance(given, ast.Constant | ast.Name)):
         return None
+    return _looped_over(owner, node, tree)
+
+
+def _looped_over(owner: ast.expr, node: ast.AST, tree: ast.AST) -> ast.expr:
+    """`model` of `for p in model.parameters()` around a node, if the owner is `p`."""
     for loop in ast.walk(tree):
         if isinstance(loop, ast.For) and isinstance(owner, ast.Name) and any(part is node for part in ast.walk(loop)):
             source = loop.iter.func.value if _is_method(loop.iter) else loop.iter  # type: ignore[attr-defined]

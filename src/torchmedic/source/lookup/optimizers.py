@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
+from torchmedic.source.lookup.schedule_functions import returning_line
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
@@ -248,8 +249,7 @@ def rate_set_at(
         for function in getattr(scheduler, "lr_lambdas", ()):
             code = getattr(function, "__code__", None)
             if code is not None and is_user_file(code.co_filename):
-                lines = [line for *_, line in code.co_lines() if line is not None]
-                return place(role, code.co_filename, max(lines, default=code.co_firstlineno), label)
+                return place(role, code.co_filename, returning_line(function, scheduler, value), label)
         found = built_at(frames, scheduler, role, label)
         if found is not None:
             return found

@@ -84,14 +84,26 @@ def terms_of(found: Sum, file: str, *, index: int | None, is_right: bool, callee
     return (Part(file, right if is_right else left, statement, scope),)
 
 
-def call_at(spot: Spot) -> Part | None:
-    """The call whose instruction stands at a spot."""
+def expression_at(spot: Spot) -> Part | None:
+    """The expression that stands at a spot."""
     tree = syntax_tree(spot.file)
     scope = _scope(tree, spot.line)
-    calls = (node for node in nodes_in(tree) if isinstance(node, ast.Call) and _span(spot.file, node) == span_of(spot))
-    found = next(calls, None)
+    nodes = (node for node in nodes_in(tree) if isinstance(node, ast.expr) and _span(spot.file, node) == span_of(spot))
+    found = next(nodes, None)
     statement = _statement(scope, found) if scope is not None and found is not None else None
     return None if scope is None or found is None or statement is None else Part(spot.file, found, statement, scope)
+
+
+def value_of_call(method: str, file: str, line: int) -> Part | None:
+    """What a method is called on, on a line; what is given to a call that it is called on, as `scaler.scale(loss)`."""
+    tree = syntax_tree(file)
+    scope = _scope(tree, line)
+    for node in nodes_in(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr == method and has_line(node, line):
+                statement = _statement(scope, node) if scope is not None else None
+                return Part(file, owner, statement, scope) if scope is not None and statement is not None else None
+    return None
 
 
 def operands(found: ast.BinOp | ast.AugAssign) -> tuple[ast.expr, ast.expr]:
@@ -251,8 +263,8 @@ def _scope(tree: ast.Module | None, line: int) -> Scope | None:
     return around
 
 
-def _statement(scope: ast.AST, found: Sum) -> ast.stmt | None:
-    """The innermost statement that a sum is part of."""
+def _statement(scope: ast.AST, found: ast.expr | ast.AugAssign) -> ast.stmt | None:
+    """The innermost statement that an expression is part of."""
     if isinstance(found, ast.AugAssign):
         return found
     around = [

@@ -1,7 +1,8 @@
 """Samples of the host's memory during the run, and an alarm before memory runs out.
 
-One sample a second while there is enough memory or the use of memory does not change, five a second when it gets
-tight. A sample takes some hundred microseconds, most of it for files of the kernel.
+A sample every two seconds while there is much more memory than the run needs, one a second while there is enough or the
+use of memory does not change, five a second when it gets tight. A sample takes some hundred microseconds, most of it
+for files of the kernel.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.host import cgroups
 from torchmedic.supervise.host.host_pressure import psi, shared_memory
 
+_AMPLE_INTERVAL_SECONDS = 2.0
 _CALM_INTERVAL_SECONDS = 1.0
 _TIGHT_INTERVAL_SECONDS = 0.2
 _SLACK_SECONDS = 0.05  # a look may come a little early
@@ -34,7 +36,7 @@ _MAX_QUESTIONS = 10  # per run
 _MIN_FREE_BYTES = 128 << 20  # the process needs some memory to answer
 _MAX_ANSWER_SECONDS = 0.6  # that an alarm may wait for the answer
 _MAX_SAMPLES = 150
-_FOLDERS_INTERVAL_SECONDS = 30.0
+_LIMITS_INTERVAL_SECONDS = 30.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_PROCESSES = 64
 _ALIKE_SHARE = 0.5  # share of the growth of the process that grew most
@@ -58,8 +60,8 @@ class MemoryGuard:
         self._raised_at = 0.0
         self._asked: dict[int, tuple[float, int]] = {}  # by process: time of the last question, and its size then
         self._questions = 0
-        self._folders: list[str] = []  # of the control groups that this process is in
-        self._folders_due = 0.0
+        self._limits: dict[str, int] = {}  # of the control groups that this process is in and that have one
+        self._limits_due = 0.0
 
     @property
     def samples(self) -> tuple[MemorySample, ...]:
@@ -70,8 +72,10 @@ class MemoryGuard:
         """Seconds between two samples."""
         if self._tight or (self._raised is not None and not self._told):
             return _TIGHT_INTERVAL_SECONDS
-        young = time.monotonic() - self._began <= _YOUNG_RUN_SECONDS
-        return _YOUNG_INTERVAL_SECONDS if young else _CALM_INTERVAL_SECONDS
+        if time.monotonic() - self._began <= _YOUNG_RUN_SECONDS:
+            return _YOUNG_INTERVAL_SECONDS
+        is_ample = bool(self._samples) and host_memory.is_ample(self._samples[-1])
+        return _AMPLE_INTERVAL_SECONDS if is_ample else _CALM_INTERVAL_SECONDS
 
     def look(self, pids: Iterable[int]) -> None:
         """Take a sample if one is due. Called a few times a second with the processes of the run."""
@@ -148,16 +152,15 @@ class MemoryGuard:
         """Bytes that the tightest cgroup holds and cannot reclaim, and its limit."""
         found = []
         now = time.monotonic()
-        if now >= self._folders_due:
-            self._folders_due = now + _FOLDERS_INTERVAL_SECONDS
-            self._folders = list(cgroups.folders("memory", self._proc / "self" / "cgroup", self._groups))
-        for folder in self._folders:
-            limit = cgroups.memory_limit(folder)
-            if limit:
-                # The cgroup's own counter includes the page cache, which is given back on demand.
-                held = cgroups.table(f"{folder}/memory.stat", "anon", "shmem", "total_rss", "total_shmem")
-                names = ("anon", "shmem") if "anon" in held else ("total_rss", "total_shmem")
-                found.append((sum(held.get(name, 0) for name in names) or resident, limit))
+        if now >= self._limits_due:
+            self._limits_due = now + _LIMITS_INTERVAL_SECONDS
+            folders = cgroups.folders("memory", self._proc / "self" / "cgroup", self._groups)
+            self._limits = {folder: limit for folder in folders if (limit := cgroups.memory_limit(folder))}
+        for folder, limit in self._limits.items():
+            # The cgroup's own counter includes the page cache, which is given back on demand.
+            held = cgroups.table(f"{folder}/memory.stat", "anon", "shmem", "total_rss", "total_shmem")
+            names = ("anon", "shmem") if "anon" in held else ("total_rss", "total_shmem")
+            found.append((sum(held.get(name, 0) for name in names) or resident, limit))
         return max(found, key=lambda each: each[0] / each[1], default=None)
 
     def _sizes(self, pid: int) -> tuple[int, int] | None:

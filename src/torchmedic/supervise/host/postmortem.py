@@ -9,13 +9,37 @@ import resource
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from torchmedic.records.memory import MemoryLimits
 from torchmedic.supervise.host import cgroups
 
 
-def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None = None) -> MemoryLimits:
-    """Kills in the memory cgroup of a process, and the lowest limit of that cgroup and its ancestors."""
+class MemoryGroup(NamedTuple):
+    """The memory cgroup of a process, and the one with the lowest limit of that cgroup and its ancestors."""
+
+    own: str
+    bounding: str
+    limit: int | None
+    high: int | None
+    is_v2: bool
+
+    def oom_kills(self) -> int | None:
+        file = "memory.events" if self.is_v2 else "memory.oom_control"
+        return cgroups.table(f"{self.own}/{file}", "oom_kill").get("oom_kill")
+
+    def hits(self) -> int | None:
+        """How often the limit was reached."""
+        if self.is_v2:
+            return cgroups.table(f"{self.bounding}/memory.events", "oom").get("oom")
+        return cgroups.number(f"{self.bounding}/memory.failcnt")
+
+    def peak(self) -> int | None:
+        return cgroups.number(f"{self.bounding}/{'memory.peak' if self.is_v2 else 'memory.max_usage_in_bytes'}")
+
+
+def memory_group(listing: Path = Path("/proc/self/cgroup"), root: Path | None = None) -> MemoryGroup | None:
+    """The memory cgroup of a process; None where there is none that counts kills."""
     marks = ("memory.events", "memory.oom_control")
     groups = [
         folder
@@ -23,24 +47,21 @@ def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None =
         if any(os.path.exists(f"{folder}/{mark}") for mark in marks)
     ]
     if not groups:
-        return MemoryLimits()
+        return None
     limits = [(limit, folder) for folder in groups if (limit := cgroups.memory_limit(folder)) is not None]
     limit, bounding = min(limits, default=(None, groups[0]), key=lambda found: found[0] or 0)
-    highs = [high for folder in groups if (high := cgroups.number(f"{folder}/memory.high")) is not None]
-    own = groups[0]
-    if os.path.exists(f"{own}/memory.events"):
-        return MemoryLimits(
-            oom_kills=cgroups.table(f"{own}/memory.events", "oom_kill").get("oom_kill"),
-            limit=limit,
-            high=min(highs, default=None),
-            peak=cgroups.number(f"{bounding}/memory.peak"),
-            hits=cgroups.table(f"{bounding}/memory.events", "oom").get("oom"),
-        )
+    is_v2 = os.path.exists(f"{groups[0]}/memory.events")
+    highs = [high for folder in groups if is_v2 and (high := cgroups.number(f"{folder}/memory.high")) is not None]
+    return MemoryGroup(groups[0], bounding, limit, min(highs, default=None), is_v2)
+
+
+def memory_limits(listing: Path = Path("/proc/self/cgroup"), root: Path | None = None) -> MemoryLimits:
+    """Kills in the memory cgroup of a process, and the lowest limit of that cgroup and its ancestors."""
+    group = memory_group(listing, root)
+    if group is None:
+        return MemoryLimits()
     return MemoryLimits(
-        oom_kills=cgroups.table(f"{own}/memory.oom_control", "oom_kill").get("oom_kill"),
-        limit=limit,
-        peak=cgroups.number(f"{bounding}/memory.max_usage_in_bytes"),
-        hits=cgroups.number(f"{bounding}/memory.failcnt"),
+        oom_kills=group.oom_kills(), limit=group.limit, high=group.high, peak=group.peak(), hits=group.hits()
     )
 
 

@@ -26,6 +26,7 @@ from torchmedic.supervise.host.memory_guard import MemoryGuard
 _WINDOW_SECONDS = 10.0  # before the end: a DataLoader may take five seconds to notice a dead worker
 _INTERVAL_SECONDS = 0.2
 _COUNTER_INTERVAL_SECONDS = 5.0
+_GROUP_INTERVAL_SECONDS = 60.0  # a process hardly ever moves to another cgroup
 _MAX_PROCESSES = 512  # followed at the same time
 
 
@@ -50,7 +51,9 @@ class HostWatch:
         self._pids: set[int] = set()
         self._handles: dict[int, int] = {}
         self._ended: dict[int, int | None] = {}
-        self._samples: deque[HostSample] = deque([_sample()])
+        self._group: postmortem.MemoryGroup | None = None
+        self._group_due = 0.0
+        self._samples: deque[HostSample] = deque([self._sample()])
         self._counted = self._samples[0].time
 
     def look(self) -> None:
@@ -60,7 +63,7 @@ class HostWatch:
         if now - self._counted < _COUNTER_INTERVAL_SECONDS:
             sample = msgspec.structs.replace(self._samples[-1], time=now, shm_free=_shm_free())
         else:
-            sample = _sample()
+            sample = self._sample()
             self._counted = now
         self._samples.append(sample)
         while len(self._samples) > 2 and self._samples[1].time < now - _WINDOW_SECONDS:
@@ -69,7 +72,7 @@ class HostWatch:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look: a second, unless memory is tight or new to the run."""
+        """Seconds until the next look: less where memory is tight or new to the run, more where there is much."""
         return self.guard.pause
 
     def look_closely_at_gpus(self) -> None:
@@ -77,7 +80,8 @@ class HostWatch:
 
     def last_look(self) -> None:
         """Take a last sample after the child has ended."""
-        self._samples.append(_sample())
+        self._group_due = 0.0
+        self._samples.append(self._sample())
         self._news = FolderNews()
         self._gpus.last_look()
         self._follow()
@@ -105,6 +109,14 @@ class HostWatch:
     def shm_low(self) -> int | None:
         return min((sample.shm_free for sample in self._samples if sample.shm_free is not None), default=None)
 
+    def _sample(self) -> HostSample:
+        now = time.monotonic()
+        if now >= self._group_due:
+            self._group_due = now + _GROUP_INTERVAL_SECONDS
+            self._group = postmortem.memory_group()
+        kills, hits = (self._group.oom_kills(), self._group.hits()) if self._group is not None else (None, None)
+        return HostSample(now, kills, hits, postmortem.host_oom_kills(), _shm_free())
+
     def _follow(self) -> None:
         if self._news.may_have_changed(self._stacks):
             self._pids = set(files.stack_files(self._run))
@@ -122,11 +134,6 @@ class HostWatch:
         handle = self._handles.pop(pid)
         self._ended[pid] = exit_status(handle)
         os.close(handle)
-
-
-def _sample() -> HostSample:
-    limits = postmortem.memory_limits()
-    return HostSample(time.monotonic(), limits.oom_kills, limits.hits, postmortem.host_oom_kills(), _shm_free())
 
 
 def _shm_free() -> int | None:

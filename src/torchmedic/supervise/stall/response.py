@@ -69,8 +69,13 @@ class Response:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing is examined or saved, and a look a second is enough."""
+        """Whether nothing is examined or saved, and a look before `patience` has passed is needed by nobody."""
         return self._watch.is_calm and not self._saving
+
+    @property
+    def patience(self) -> float:
+        """Seconds until a process that makes progress now can have stalled, a second at least."""
+        return self._watch.patience
 
     def last_look(self) -> None:
         """Called once after the end of the run."""

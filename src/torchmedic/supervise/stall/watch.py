@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ class Case:
 
 
 class StallWatch:
-    """Looks at all processes once a second, which takes less than a thousandth of a core in a healthy run."""
+    """Looks at all processes about once a second, which takes less than a thousandth of a core in a healthy run."""
 
     def __init__(self, run: Path, rank: int | None, stall_after: float | None) -> None:
         self._run = run
@@ -52,6 +53,7 @@ class StallWatch:
         self._followed: dict[Path, Progress] = {}
         self._cases: dict[int, Case] = {}
         self._due = 0.0
+        self._patience = 0.0  # seconds until a process that makes progress now can have stalled
         is_short = stall_after is not None and stall_after < _SHORT_LIMIT_SECONDS
         self._interval = _SHORT_INTERVAL_SECONDS if is_short else _INTERVAL_SECONDS
         self._resumed: list[tuple[Diagnosis, float]] = []
@@ -60,8 +62,12 @@ class StallWatch:
 
     @property
     def is_calm(self) -> bool:
-        """Whether all processes make progress, and a look a second is enough."""
+        """Whether all processes make progress, and a look before `patience` has passed is needed by nobody."""
         return not self._cases and self._interval >= _INTERVAL_SECONDS
+
+    @property
+    def patience(self) -> float:
+        return max(self._interval, self._patience)
 
     def look(self, host: HostWatch) -> Iterator[tuple[Case, Stall]]:
         """The examinations that have finished since the last look."""
@@ -109,15 +115,18 @@ class StallWatch:
 
     def _judge(self, host: HostWatch) -> None:
         moving: set[int] = set()
+        self._patience = math.inf
         silent: list[tuple[Path, Progress]] = []
         for folder, progress in self._followed.items():
             case = self._cases.get(progress.pid)
             if progress.look() and case is not None:
                 self._go_on(case)
+            left = progress.limit(self._wanted) - progress.still(time.time())
             if progress.ended or not os.path.exists(f"/proc/{progress.pid}"):
                 self._cases.pop(progress.pid, None)
-            elif progress.still(time.time()) < progress.limit(self._wanted) or self._is_examined(progress.pid):
+            elif left > 0 or self._is_examined(progress.pid):
                 moving.add(progress.pid)
+                self._patience = min(self._patience, left)
             else:
                 silent.append((folder, progress))
         for folder, progress in silent:

@@ -68,10 +68,13 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
     imports, played, old, alone = found
     if not old:
         return _same_step(failure, imports, played)
-    if alone:
+    # A loop over losses computes nothing itself: the losses are those of the loop around it.
+    is_loop_of_losses = all(any(one.tensor is root for one in old) for root in played.backward_calls[-1].roots)
+    if alone or is_loop_of_losses:
         narrow = before = failure.step
-        for step in itertools.islice(failure.widen(), 1, None):
-            if before is not None and loops_around(before.frame, before.segment.lines[-1]):
+        for number, step in enumerate(itertools.islice(failure.widen(), 1, None)):
+            inside = is_loop_of_losses and not number
+            if not inside and before is not None and loops_around(before.frame, before.segment.lines[-1]):
                 break  # a loop around the step: what is wider holds earlier steps
             before = step
             wider = _looked_at(failure)
@@ -177,8 +180,8 @@ def _uses(found: Import) -> list[Spot]:
 
 
 def _detached(found: Import) -> Iterator[Edit]:
-    """The tensor detached at its use, in the innermost frame that has a name for it."""
-    for holder in found.holders:
+    """The tensor detached at its use, first where it is carried, then in functions that were only given it."""
+    for holder in sorted(found.holders, key=lambda holder: holder.is_passing):
         yield from detached_in(holder.spot, holder.name, is_item=holder.is_item)
 
 

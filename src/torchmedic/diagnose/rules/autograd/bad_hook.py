@@ -26,8 +26,10 @@ from torchmedic.evidence.custom_functions import head_location
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.layers import roots
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.returns import code_of, with_return_line
+from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.syntax import has_line, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
@@ -35,6 +37,7 @@ Blamed = tuple[Callable[..., Any] | None, Any, Any, int]
 
 _SIZE = re.compile(r"hook '(.*?)' has changed the (size|type|device) of value")
 _TYPE = re.compile(r"expected Variable, but hook returned '(.*?)'")
+_GRADIENT = "this takes the place of the gradient"
 _COUNT = re.compile(r"Backward hook returned an invalid number of grad_input, got (\d+), but expected (\d+)")
 
 
@@ -44,7 +47,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if evidence.says("register a hook on a tensor that doesn't require gradient"):
         return _too_soon(evidence)
     if size is None and kind is None and count is None:
-        return None
+        return _forward(evidence) if evidence.kinds & {"TypeError", "AttributeError"} else None
     failure = BackwardFailure(evidence)
     hook, given, returned, line = _hook(evidence, failure, size[1] if size else "")
     name = f"the hook `{getattr(hook, '__name__', type(hook).__name__)}`" if hook is not None else "a hook"
@@ -89,7 +92,65 @@ def _hook(evidence: RaisedEvidence, failure: BackwardFailure, name: str) -> Blam
     return (fitting[0] if len(fitting) == 1 else None), None, None, 0
 
 
-def _returned(hook: Callable[..., Any], line: int) -> Location | None:
+def _forward(evidence: RaisedEvidence) -> Draft | None:
+    """A hook on a module returned something else than a tensor, which took the place of the module's output."""
+    if not any(child._forward_hooks for root in roots(evidence.frames) for child in root.modules()):
+        return None
+    try:
+        step = evidence.failing_step()
+    except CannotCut:
+        return None
+    seen: list[Hooked] = []
+    step.runner.play(_watch_outputs(step.runner.modules, seen), backward=False)
+    bad = [each for each in seen if isinstance(each.given, torch.Tensor) and not _fits(each.returned)]
+    if not bad or not any(_is_complaint(evidence, type(each.returned)) for each in bad):
+        return None
+    hook, returned = bad[-1].hook, type(bad[-1].returned).__name__
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"the hook `{getattr(hook, '__name__', type(hook).__name__)}` returned a {returned} in place of a tensor"
+    )
+    draft.cause = "what a forward hook returns takes the place of the module's output, unless it is `None`"
+    place = _returned(hook, bad[-1].line, "this takes the place of the output")
+    draft.at(place, *evidence.at_user_line("surfaced" if place is not None else "cause", f"a {returned} arrives here"))
+    return draft.help("return the new output alone, or `None` from a hook that only looks")
+
+
+def _fits(returned: Any) -> bool:
+    return returned is None or isinstance(returned, torch.Tensor)
+
+
+def _is_complaint(evidence: RaisedEvidence, kind: type) -> bool:
+    """Whether the exception is about a value of this type."""
+    return re.search(rf"\b{re.escape(kind.__name__)}\b", evidence.message) is not None
+
+
+@contextlib.contextmanager
+def _watch_outputs(modules: Iterable[torch.nn.Module], seen: list[Hooked]) -> Iterator[None]:
+    """Note the calls of forward hooks: the output that each was given, and what it returned."""
+
+    def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            returned, line = with_return_line(code_of(hook), lambda: hook(*args, **kwargs))
+            seen.append(Hooked(hook, args[-1], returned, line))
+            return returned
+
+        return call
+
+    tables = {id(child): child._forward_hooks for module in modules for child in module.modules()}
+    kept = [(hooks, dict(hooks)) for hooks in tables.values()]
+    for hooks, own in kept:
+        hooks.update({key: watched(hook) for key, hook in own.items()})
+    try:
+        yield
+    finally:
+        for hooks, own in kept:
+            hooks.update(own)
+
+
+def _returned(
+    hook: Callable[..., Any], line: int, label: str = "this takes the place of the gradient"
+) -> Location | None:
     """The `return` of a hook that was taken, or its only one, else its head; a lambda is its own."""
     code = code_of(hook)
     if code is None or not is_user_file(code.co_filename):
@@ -102,7 +163,7 @@ def _returned(hook: Callable[..., Any], line: int) -> Location | None:
         taken = [part for part in returns if has_line(part, line)]
         chosen = taken or (returns if len(returns) == 1 else [])
         if chosen:
-            return node_location("cause", code.co_filename, chosen[0], "this takes the place of the gradient")
+            return node_location("cause", code.co_filename, chosen[0], label)
         return head_location("cause", code.co_filename, node, "returned from here")
     return None
 

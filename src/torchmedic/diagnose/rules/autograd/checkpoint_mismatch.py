@@ -33,6 +33,7 @@ from torchmedic.source.live_frames import node_location
 from torchmedic.source.spots import user_spots
 from torchmedic.source.syntax import CALLABLES, nodes_in, syntax_tree
 
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
 _MAX_REPLAYS = 12  # what depends on chance does not differ in every replay
 
 
@@ -76,7 +77,8 @@ def _replayed(failure: BackwardFailure) -> tuple[tuple[Checkpoint, Difference] |
         if time.monotonic() > failure.deadline:
             break
         seen = []
-        played = step.runner.play(_other_chance(number), watch_checkpoints(seen))
+        roots = step.runner.modules if number == 1 else []
+        played = step.runner.play(_other_chance(number), _caches_emptied(roots), watch_checkpoints(seen))
         if type(played.error).__name__ != "CheckpointError":
             continue
         for checkpoint in reversed(seen):
@@ -95,6 +97,28 @@ def _other_chance(number: int) -> Iterator[None]:
         if numpy is not None:
             numpy.random.random()
     yield
+
+
+@contextlib.contextmanager
+def _caches_emptied(roots: list[torch.nn.Module]) -> Iterator[None]:
+    """Modules that hold no tensors of their own computing: what the first run has put into a cache is in every replay.
+
+    Attributes that are tensors with a graph become None; lists and dicts with such tensors become empty.
+    """
+    kept: list[tuple[torch.nn.Module, str, Any]] = []
+    for module in {id(each): each for root in roots for each in root.modules()}.values():
+        for name, value in list(vars(module).items()):
+            if name in _OF_MODULES:
+                continue
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+            if any(isinstance(part, torch.Tensor) and part.grad_fn is not None for part in tuple(parts)):
+                kept.append((module, name, value))
+                vars(module)[name] = None if isinstance(value, torch.Tensor) else type(value)()
+    try:
+        yield
+    finally:
+        for module, name, value in kept:
+            vars(module)[name] = value
 
 
 def _why(found: Difference) -> str:

@@ -35,13 +35,15 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
+from torchmedic.source.syntax import last_name, nodes_in
+from torchmedic.source.user_variables import user_trees
 
 
 @rule("TM112", "missing-or-bad-backward")
 def check(evidence: RaisedEvidence) -> Draft | None:
     kind = _function(evidence)
     draft = None
-    for find in (_missing, _saved, _uncallable, _not_a_tensor):
+    for find in (_missing, _once, _saved, _uncallable, _not_a_tensor):
         draft = draft or find(evidence, kind)
     return draft
 
@@ -136,6 +138,36 @@ def _not_a_tensor(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
 
 def _is_gradient(value: Any) -> bool:
     return value is None or isinstance(value, torch.Tensor)
+
+
+def _once(evidence: RaisedEvidence, _kind: type | None) -> Draft | None:
+    """Backward of a gradient, where a Function says that its backward has none."""
+    if not evidence.says("differentiate twice", "once_differentiable"):
+        return None
+    marks = [
+        (file, kind, mark)
+        for file, tree in user_trees()
+        for kind in nodes_in(tree)
+        if isinstance(kind, ast.ClassDef)
+        for method in kind.body
+        if isinstance(method, ast.FunctionDef)
+        for mark in method.decorator_list
+        if last_name(mark) == "once_differentiable"
+    ]
+    behind = {found.__name__ for found in functions_behind(BackwardFailure(evidence))}
+    seen = [each for each in marks if each[1].name in behind]
+    chosen = seen or marks
+    name = f"`{chosen[0][1].name}`" if len(chosen) == 1 else "a Function"
+    draft = check.draft(evidence, "proven" if len(seen) == 1 else "likely")
+    draft.message = f"the gradient of a gradient goes through {name}, whose backward has no derivative"
+    draft.cause = "`@once_differentiable` runs backward without recording it"
+    for file, _, mark in chosen:
+        draft.at(node_location("cause", file, mark, "no second derivative from here"))
+    draft.at(*_noticed(evidence, "surfaced" if chosen else "cause"))
+    return draft.help(
+        "leave out `@once_differentiable` if `backward` is made of torch operations on saved tensors; "
+        "else do not take gradients of gradients through it"
+    )
 
 
 def _saved(evidence: RaisedEvidence, kind: type | None) -> Draft | None:

@@ -3,7 +3,7 @@
 What: backward ran and every gradient is 0. Each path back contains an operation that passes no gradient: a clamp whose
 bound is active for all values, a ReLU that returns 0 everywhere, a saturated sigmoid or tanh, or `round`, `floor` and
 `sign`, whose derivative is 0 almost everywhere. Or two weights that are multiplied with each other are both 0, as both
-factors of a low-rank adapter, or all layers of a model whose weights were set to 0.
+factors of a low-rank adapter, or all layers of a model whose weights were set to 0. Or a mask selects nothing.
 
 Why: if a clamp holds a value at its bound, a small change of the value has no effect, so its derivative is 0. The
 optimizer has no gradient to use, and nothing learns. No error is raised.
@@ -20,12 +20,14 @@ import msgspec
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.checkup._empty_mask import mask_of
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.zero_weights import ZeroProduct, zero_product
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layers import table_built_at
+from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_variables import user_trees
 
@@ -45,6 +47,8 @@ _KINDS = {
     "CeilBackward": ("ceil", "has the derivative 0"),
     "TruncBackward": ("trunc", "has the derivative 0"),
     "SignBackward": ("sign", "has the derivative 0"),
+    "NormalBackward": ("random draw", "has the derivative 0"),
+    "BernoulliBackward": ("random draw", "has the derivative 0"),
 }
 
 
@@ -55,7 +59,8 @@ def check(evidence: CheckUp) -> Draft | None:
         if evidence.optimized and not evidence.is_enough(len(seen), _MIN_LOOKS_IN_LOOP):
             continue  # one batch may be unlucky
         shut = [shut_gates(other) for other in seen]
-        if all(shut):
+        is_zero = not all(root.value for root in seen[-1].roots)
+        if all(shut) and (not is_zero or evidence.is_enough(len(seen), _MIN_LOOKS_AT_ZEROS)):
             return _diagnosis(evidence, seen[-1], shut[-1])
         products = [zero_product(other) for other in seen]
         if len(seen) >= _MIN_LOOKS_AT_ZEROS and products[-1] is not None and all(products):
@@ -97,9 +102,10 @@ def _made(evidence: CheckUp, role: Role, tensor: torch.Tensor) -> Location | Non
 def shut_gates(graph: LossGraph) -> list[Node]:
     """The gates that explain why all gradients are 0; none where they are not, or not for that reason.
 
-    A hinge that is satisfied by the whole batch is shut as well, and then the loss itself is 0: that is a success.
+    A hinge that is satisfied by the whole batch is shut as well, and then the loss itself is 0: that is a success. A
+    mask that depends on nothing that is trained is none.
     """
-    if not graph.is_zero or not graph.complete or any(not root.value for root in graph.roots):
+    if not graph.is_zero or not graph.complete:
         return []
     shut = [node for node in graph.gates() if node.closed]
     if not shut:
@@ -112,7 +118,10 @@ def shut_gates(graph: LossGraph) -> list[Node]:
     first = [gate for gate in shut if graph.reaches(gate, without=[other for other in shut if other is not gate])]
     gates = {node.number: node for node in shut if node.closed}
     behind = {number for node in first if not node.closed for number in node.behind}
-    return [node for node in first if node.closed] + [gates[number] for number in sorted(behind & gates.keys())]
+    found = [node for node in first if node.closed] + [gates[number] for number in sorted(behind & gates.keys())]
+    if all(root.value for root in graph.roots) or all(mask_of(graph, gate) is not None for gate in found):
+        return found
+    return []
 
 
 def _products(graph: LossGraph, shut: list[Node]) -> list[Node]:
@@ -121,8 +130,25 @@ def _products(graph: LossGraph, shut: list[Node]) -> list[Node]:
     return [node for node in graph.nodes if node.kind == "MulBackward" and not numbers.isdisjoint(node.behind)]
 
 
+def _of_mask(evidence: CheckUp, graph: LossGraph, gate: Node) -> Draft:
+    mask = mask_of(graph, gate)
+    draft = check.draft(evidence, "proven")
+    draft.message = "every gradient is exactly 0: the loss is multiplied by 0 everywhere"
+    draft.cause = "the factor is 0 for every value, and there is no other way from the loss to the weights"
+    if mask is not None:
+        draft.message = "every gradient is exactly 0: the mask of the loss selects nothing"
+        draft.cause = "the mask leaves out every value, and there is no other way from the loss to the weights"
+        draft.at(spot_of_node(mask.file, mask.expression).location("cause", "selects no value"))
+    draft.at(evidence.of_node("surfaced" if mask is not None else "cause", gate, "nothing is left"))
+    draft.at(evidence.backward_call(graph, "surfaced", "every gradient is 0"))
+    draft.because(f"all gradients were 0 in {len(evidence.of_line(graph))} steps that were looked at")
+    return draft.help("let the mask select the values that the loss is about").about(step=graph.step)
+
+
 def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Draft:
     gate = max(shut, key=lambda node: node.sequence)
+    if gate.kind not in _KINDS:
+        return _of_mask(evidence, graph, gate)
     name, why = _KINDS[gate.kind]
     size = 1
     for part in gate.shape or ():
@@ -132,7 +158,8 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Draft:
     draft.cause = f"the {name} {why}, and there is no other way from the loss to the weights"
     active = f"active for {size} of {size} values" if name == "clamp" else why
     draft.at(evidence.of_node("cause", gate, active))
-    draft.at(*(evidence.of_node("origin", other, _KINDS[other.kind][1]) for other in shut if other is not gate))
+    others = [other for other in shut if other is not gate and other.kind in _KINDS]
+    draft.at(*(evidence.of_node("origin", other, _KINDS[other.kind][1]) for other in others))
     draft.at(evidence.backward_call(graph, "surfaced", "every gradient is 0"))
     value = graph.roots[0].value if graph.roots else None
     draft.because(

@@ -27,7 +27,7 @@ from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.term_flow import (
     Callees,
     Part,
-    call_at,
+    expression_at,
     names_in,
     operands,
     parts_behind,
@@ -35,7 +35,7 @@ from torchmedic.source.lookup.term_flow import (
     sum_at,
     terms_of,
 )
-from torchmedic.source.spots import Spot, spot_of_node
+from torchmedic.source.spots import Spot
 from torchmedic.source.syntax import nodes_in, syntax_tree
 
 _READS = ("item", "__float__")
@@ -87,7 +87,7 @@ def _foreign_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagn
         return None
     cuts = [cut for cut in lost.cuts if cut.behind & foreign.owned and cut.sites and not cut.is_of_other_turn]
     sites = dict.fromkeys(site for call in lost.calls_of(foreign.leaves) for site in call)
-    calls = [part for site in sites if (part := call_at(spot_of(site))) is not None]
+    calls = [part for site in sites if (part := expression_at(spot_of(site))) is not None]
     flow = [part for call in calls for part in parts_behind((call,))]
     cuts = [cut for cut in cuts if any(part.covers(spot_of(site)) for site in cut.sites for part in flow)]
     if len({cut.sites[0] for cut in cuts}) != 1:
@@ -140,21 +140,16 @@ def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, l
 
 def _names_at(spot: Spot) -> set[str]:
     """The names in the expression at a spot, without those that are imported."""
-    node = _expression_at(spot)
+    found = expression_at(spot)
     imported = (each for each in nodes_in(syntax_tree(spot.file)) if isinstance(each, ast.alias))
-    return names_in(node) - {each.asname or each.name for each in imported} if node is not None else set()
-
-
-def _expression_at(spot: Spot) -> ast.expr | None:
-    found = (node for node in nodes_in(syntax_tree(spot.file)) if isinstance(node, ast.expr))
-    return next((node for node in found if span_of(spot_of_node(spot.file, node)) == span_of(spot)), None)
+    return names_in(found.expression) - {each.asname or each.name for each in imported} if found is not None else set()
 
 
 def _how(cut: Cut) -> str:
     """What drops the graph, as the user wrote it: torch calls `float` itself for the items of a list."""
-    node = _expression_at(spot_of(cut.sites[0])) if cut.name == "__float__" else None
-    if isinstance(node, ast.Call):
-        return f"`{ast.unparse(node.func)}()`"
+    found = expression_at(spot_of(cut.sites[0])) if cut.name == "__float__" else None
+    if found is not None and isinstance(found.expression, ast.Call):
+        return f"`{ast.unparse(found.expression.func)}()`"
     return _HOW.get(cut.name, f"`{cut.name}()`")
 
 

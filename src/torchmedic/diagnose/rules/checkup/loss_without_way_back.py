@@ -15,13 +15,25 @@ from __future__ import annotations
 
 import ast
 
+import msgspec
+
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.evidence.check_up import CheckUp
+from torchmedic.evidence.check_up import CheckUp, spot_of
+from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.term_flow import parts_behind, value_of_call
 from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, nodes_in, own_nodes
 from torchmedic.source.user_variables import user_trees
+
+_CHOOSING = ("argmax", "argsort", "__gt__", "__ge__", "__lt__", "__le__", "long", "int", "bool")
+_HOW = {
+    "data": "`.data`",
+    "no_grad": "`no_grad`",
+    "__float__": "`float()`",
+    **dict.fromkeys(("__gt__", "__ge__", "__lt__", "__le__"), "a comparison"),
+}
 
 
 @rule("TM630", "loss-without-way-back")
@@ -42,17 +54,40 @@ def _is_made_by_hand(graph: LossGraph, evidence: CheckUp) -> bool:
 
 def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Draft:
     found, forced = _made_at(graph, evidence)
+    cut = _cut(graph, evidence)
     how = "told to require a gradient" if forced else "made from numbers"
     draft = check.draft(evidence, "proven")
     draft.message = "backward is called on a loss without a graph: no weight gets a gradient"
     draft.cause = f"the loss was {how}, so it is a new leaf and not the result of the model"
-    draft.at(found, evidence.backward_call(graph, "surfaced", "ends at once"))
+    ends: Location | None = None
+    if cut is not None:
+        made = _HOW.get(cut.name, f"`{cut.name}()`")
+        draft.cause = f"{made} drops the graph of what the loss is computed from, and the loss was {how}"
+        ends = evidence.switched_off(cut.sites) if cut.name == "no_grad" else None
+        ends = ends or evidence.at("cause", cut.sites, "the graph ends here")
+    if ends is not None and forced:
+        found, ends = ends, msgspec.structs.replace(found, role="origin")
+    elif ends is not None:
+        ends = msgspec.structs.replace(ends, role="origin") if ends.line != found.line else None
+    draft.at(found, ends, evidence.backward_call(graph, "surfaced", "ends at once"))
     draft.because("the tensor that backward was called on has no grad_fn", "it is no parameter of any optimizer")
-    if forced:
+    if cut is not None and cut.name in _CHOOSING:
+        draft.help(f"compute the loss from the scores themselves: {made} has no gradient", safety="changes-training")
+    elif forced:
         draft.help("remove `requires_grad_()`: the error that torch raises then leads to what cut the graph")
     else:
         draft.help("call backward on the tensor that the loss function returned; use `item()` only for what is shown")
     return draft.about(step=graph.step)
+
+
+def _cut(graph: LossGraph, evidence: CheckUp) -> Cut | None:
+    """What took the graph from the values that the loss is computed from; None where there are several such lines."""
+    trained = {id(tensor) for tensor in evidence.optimized}
+    cuts = [cut for cut in graph.lost_terms.cuts if cut.sites and cut.behind & trained] if graph.lost_terms else []
+    owner = value_of_call("backward", *graph.key)
+    flow = parts_behind((owner,)) if owner is not None else []
+    cuts = [cut for cut in cuts if any(part.covers(spot_of(site)) for site in cut.sites for part in flow)]
+    return cuts[0] if len({cut.sites[0] for cut in cuts}) == 1 else None
 
 
 def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:
@@ -68,14 +103,15 @@ def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:
         if part is not None:
             return node_location("cause", file, part, label), True
         if name is not None and _assigns(node, name):
-            forced = isinstance(node, ast.Assign | ast.AnnAssign) and _calls_forcing(node.value)
             where, made = _made_in_function(node) or (file, node)
+            forced = _calls_forcing(made.value if isinstance(made, ast.Assign | ast.AnnAssign) else made)
+            forced = forced or (isinstance(made, ast.stmt) and _forces(made, None) is not None)
             return node_location("cause", where, made, label), forced
     return evidence.backward_call(graph, "cause", label), False
 
 
-def _made_in_function(statement: ast.stmt) -> tuple[str, ast.Call] | None:
-    """The call that makes a leaf inside of a function that a statement calls; None where it cannot be told which."""
+def _made_in_function(statement: ast.stmt) -> tuple[str, ast.AST] | None:
+    """What makes a leaf inside of a function that a statement calls; None where it cannot be told which."""
     if any(map(_is_leaf_made, ast.walk(statement))):
         return None
     called = {callee(node) for node in calls_in(statement)}
@@ -85,7 +121,7 @@ def _made_in_function(statement: ast.stmt) -> tuple[str, ast.Call] | None:
         for function in nodes_in(tree)
         if isinstance(function, FUNCTIONS)
         for node in own_nodes(function)
-        if isinstance(node, ast.Call) and _is_leaf_made(node)
+        if _is_leaf_made(node)
     ]
     for names in (called, {"forward", "__call__"}):
         fitting = [(file, node) for file, name, node in made if name in names]
@@ -95,7 +131,9 @@ def _made_in_function(statement: ast.stmt) -> tuple[str, ast.Call] | None:
 
 
 def _is_leaf_made(node: ast.AST) -> bool:
-    """Whether this is `tensor(..., requires_grad=True)` or `requires_grad_()`."""
+    """Whether this is `tensor(..., requires_grad=True)`, `requires_grad_()` or `loss.requires_grad = True`."""
+    if isinstance(node, ast.stmt) and _forces(node, None) is not None:
+        return True
     if not isinstance(node, ast.Call):
         return False
     wanted = (isinstance(each.value, ast.Constant) and each.value.value is True for each in node.keywords)
@@ -125,7 +163,7 @@ def _forces(node: ast.stmt, name: str | None) -> ast.AST | None:
     return None
 
 
-def _calls_forcing(value: ast.expr | None) -> bool:
+def _calls_forcing(value: ast.AST | None) -> bool:
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "requires_grad_"
 
 

@@ -15,6 +15,8 @@ Cure: remove the cut, if these parameters should learn. If they should not, make
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
@@ -22,8 +24,10 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_cuts import Called, Cut
+from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR, Unreached
 from torchmedic.records import Diagnosis
+from torchmedic.source.lookup.term_flow import expression_at, parts_behind
 
 _HOW = {"data": "`.data`", "__float__": "`float()`"}
 
@@ -32,7 +36,7 @@ _HOW = {"data": "`.data`", "__float__": "`float()`"}
 def check(evidence: CheckUp) -> Diagnosis | Draft | None:
     unreached = evidence.unreached
     if unreached is None:
-        return None
+        return next(filter(None, (_sampled(evidence, graph) for graph in evidence.graphs)), None)
     written = [found for found in unreached.missing if found.is_written()]
     missing = {id(tensor): tensor for found in unreached.missing if (tensor := found.reference()) is not None}
     for found in written:
@@ -50,6 +54,31 @@ def check(evidence: CheckUp) -> Diagnosis | Draft | None:
         return None
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
     return _diagnosis(evidence, cut, [] if cut.fed or cut.entered else list(others.values()), lost)
+
+
+def _sampled(evidence: CheckUp, graph: LossGraph) -> Draft | None:
+    """Layers behind a sample that train on a sample without a graph, while another term trains what it is drawn from.
+
+    Where `log_prob` of the distribution is asked, gradients go that way.
+    """
+    wanted = {id(tensor) for tensor in evidence.optimized} & {id(leaf) for leaf in graph.leaves()}
+    drawn = [cut for cut in graph.lost_terms.cuts if cut.name == "sample"] if graph.lost_terms is not None else []
+    drawn = [cut for cut in drawn if cut.sites and not cut.is_scored and cut.behind & wanted]
+    births = [node.birth for node in graph.nodes if node.missing and node.birth is not None and graph.has_weight(node)]
+    for cut, birth in itertools.product(drawn, births):
+        call = expression_at(spot_of(birth.sites[0])) if birth.sites else None
+        flow = parts_behind((call,)) if call is not None else []
+        if any(part.covers(spot_of(site)) for part in flow for site in cut.sites):
+            draft = check.draft(evidence, "likely")
+            draft.message = "the layers that compute a distribution learn nothing from what its sample is used for"
+            draft.cause = "`sample()` drops the graph; only another term of the loss reaches these layers"
+            draft.at(evidence.at("cause", cut.sites, "the graph ends here"))
+            draft.at(evidence.at("surfaced", birth.sites, "is given the sample"))
+            names = [evidence.name_of(leaf) for leaf in graph.leaves() if id(leaf) in cut.behind & wanted]
+            draft.because(f"the distribution is computed with {listed([f'`{name}`' for name in names if name])}")
+            draft.help("write `rsample()`", safety="changes-training")
+            return draft.about(step=graph.step).rated("warning")
+    return None
 
 
 def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[int, torch.Tensor]) -> Draft | None:

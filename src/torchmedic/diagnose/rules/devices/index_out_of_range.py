@@ -50,6 +50,9 @@ _FLAT = frozenset({"take", "put"})
 NO_BOUND = 1 << 62
 
 
+_MARKERS = {-1: "a usual marker for padding", -100: "which losses leave out (`ignore_index`), and no other operation"}
+
+
 @rule("TM302", "index-out-of-range")
 def check(evidence: RaisedEvidence) -> Draft | None:
     if not (evidence.kinds & {"IndexError", "RuntimeError"}):
@@ -104,9 +107,9 @@ def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays, c
         draft.because(f"the indices are the positions 0 to {length - 1}: the sequence is {length} long")
         title = f"cut the sequence to {bound}, or build the table for {length} positions"
         treatment = cures.larger(title, lookup.layer, bound, length)
-    elif bad == [-1]:
-        draft.because("the only value out of range is -1, a usual marker for padding")
-        title = "replace -1 by an index that is in range before it is looked up"
+    elif len(bad) == 1 and bad[0] in _MARKERS:
+        draft.because(f"the only value out of range is {bad[0]}, {_MARKERS[bad[0]]}")
+        title = f"replace {bad[0]} by an index that is in range, and mask the result"
         treatment = cures.argument(title, lookup.index, "{}.clamp(min=0)", safety="changes-training")
     elif lookup.op in ("embedding", "embedding_bag"):
         rows = max([*bad, bound]) + 1

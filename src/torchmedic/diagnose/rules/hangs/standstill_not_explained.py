@@ -14,6 +14,7 @@ frames.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rules.hangs._wait_chain import chain
 from torchmedic.diagnose.words.stall import ends_by_itself, idle, main_line, stall_rule, stands
 from torchmedic.records.stall import Stall
 
@@ -29,6 +30,8 @@ def check(stall: Stall) -> Draft | None:
     works = works or (view is not None and view.main is not None and view.main.state == "R")  # it waits for a core only
     if moves or works or not (stands(stall.inner) or stall.pid in stall.mute) or ends_by_itself(view):
         return None
+    if _has_just_begun(stall):
+        return None
     draft = check.draft(stall, "possible")
     draft.message = "the run makes no progress, and no rule explains why"
     draft.cause = "no Python thread made progress between several checks"
@@ -40,3 +43,9 @@ def check(stall: Stall) -> Draft | None:
         draft.because(f"the main thread's state is {thread.state}{call}{rate}")
     excluded = ["threads that wait for each other", "a dead or stuck DataLoader worker", "a full pipe", "a file lock"]
     return draft.because("excluded: " + ", ".join(excluded) + (", a busy loop" if idle(view) else ""))
+
+
+def _has_just_begun(stall: Stall) -> bool:
+    """Whether a wait that holds the run up began long after the silence. A later look can say more about it."""
+    rows = [waiter.row for waiter in chain(stall)]
+    return any(row.asleep is not None and not row.wakes and row.asleep < min(stall.limit, stall.still) for row in rows)

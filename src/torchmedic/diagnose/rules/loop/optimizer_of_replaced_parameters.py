@@ -71,8 +71,11 @@ def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
     label = f"its {count(incident.held, 'parameter')} are not in what is trained"
     draft.at(
         *_places(evidence, label, _rebound(evidence, "another model takes the place of the one that was trained")),
+        evidence.at("origin", incident.forward, "the loss is computed with another model here"),
         evidence.at("surfaced", incident.update, "finds no gradient", "step"),
     )
+    if incident.forward is not None:
+        draft.help("compute the loss with the model whose parameters the optimizer has", safety="changes-training")
     draft.because(
         f"the loss reaches {count(incident.reached, 'other parameter')} ({count(incident.elements, 'weight')}), which "
         "did not change",

@@ -29,13 +29,22 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
         made = f"with gradients that are clipped to a norm of {incident.clipped_to:g}"
         label = f"leaves gradients with a norm of {incident.clipped_to:g}"
     draft.cause = f"{made}, the updates are smaller than the distance between two numbers"
+    if incident.change:
+        draft.message = (
+            f"the weights hardly change: an update moves none of them by more than {incident.change:.1e} of their size"
+        )
+        draft.cause = f"{made}, the updates are next to nothing"
     draft.at(
         evidence.at("cause", incident.cause, label),
-        evidence.at("surfaced", incident.update, "is rounded away", "step"),
+        evidence.at(
+            "surfaced", incident.update, "changes next to nothing" if incident.change else "is rounded away", "step"
+        ),
     )
     still = incident.graded - incident.moved
     draft.because(
-        f"{still} of {count(incident.graded, 'sampled weight')} with a gradient are bit for bit what they were "
+        f"at that pace, {1 / incident.change:.1e} updates would change the weights as a whole"
+        if incident.change
+        else f"{still} of {count(incident.graded, 'sampled weight')} with a gradient are bit for bit what they were "
         f"{updates} ago",
     )
     if incident.clipped_to is not None:

@@ -23,9 +23,13 @@ def check(evidence: LoopEvidence, incident: ZeroLearningRate) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"the weights do not change: the learning rate was exactly 0 in all of {updates}"
     draft.cause = "every group of the optimizer has a learning rate of 0"
-    draft.at(evidence.at("cause", incident.cause, "this optimizer has a rate of 0"))
+    label, cure = "this optimizer has a rate of 0", "give it a learning rate above 0"
+    if incident.first:
+        draft.cause = f"the schedule makes 0 of a learning rate of {incident.first:g}"
+        label, cure = "gives 0", "let the schedule give a factor above 0"
+    draft.at(evidence.at("cause", incident.cause, label))
     draft.at(evidence.at("surfaced", incident.update, "changes nothing", "step"))
     if incident.scheduled:
         draft.because(f"its schedule has moved {incident.scheduled} times and the rate is still 0")
-    draft.help("give it a learning rate above 0", safety="changes-training")
+    draft.help(cure, safety="changes-training")
     return draft.rated("error" if incident.is_alone else "warning")

@@ -142,6 +142,6 @@ def _optimizer(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer, saved
     draft.message = (
         f"the saved state of an optimizer does not fit this `{kind}`: {given} parameters per group, not {have}"
     )
-    draft.cause = f"the optimizer has {len(have)} groups of {have} parameters, the saved state {len(given)} of {given}"
+    draft.cause = f"parameters in each group of the optimizer: {have}; in the saved state: {given}"
     draft.at(*evidence.at_user_line("cause", f"{given} parameters, not {have}"))
     return draft.help("build the optimizer over the same parameters, in the same groups, as when it was saved")

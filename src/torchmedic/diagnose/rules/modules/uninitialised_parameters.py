@@ -1,10 +1,10 @@
 """Parameters without values were used.
 
 What: a lazy layer (`LazyLinear`, `LazyConv2d`) takes its input size from its first input, and until then its parameters
-have no shape. Parameters on the `meta` device have a shape but no memory.
+have no shape. Parameters and buffers on the `meta` device have a shape but no memory.
 
 Why: parameters are counted, initialised or copied before the first forward pass; or a model built under
-`torch.device("meta")` was never given memory and weights.
+`torch.device("meta")` was never given memory and weights. A state dict gives no values to buffers that are not in it.
 
 Cure: run one batch through a lazy model first; for a model on `meta`, call `model.to_empty(device=...)` and load
 weights.
@@ -12,6 +12,7 @@ weights.
 
 from __future__ import annotations
 
+import ast
 import re
 
 from torch import nn
@@ -21,7 +22,11 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import layer_name, layer_of, shape
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Location
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.layer_construction import class_nodes
 from torchmedic.source.lookup.layers import roots
+from torchmedic.source.syntax import calls_in
 
 
 @rule("TM174", "uninitialised-parameters")
@@ -70,8 +75,10 @@ def _meta(evidence: RaisedEvidence) -> Draft | None:
         for name, parameter in root.named_parameters()
         if parameter.is_meta
     ]
-    if not held or evidence.is_traced:
+    if evidence.is_traced:
         return None
+    if not held:
+        return _meta_buffer(evidence)
     layer = layer_of(evidence)
     subject = layer_name(evidence, layer) if layer is not None else f"`{type(held[0][0]).__name__}`"
     _, name, parameter = held[0]
@@ -82,6 +89,42 @@ def _meta(evidence: RaisedEvidence) -> Draft | None:
     count = len({id(item) for _, _, item in held})
     draft.because(f"{count} parameters are on `meta`")
     return draft.help("give it memory with `model.to_empty(device=...)`, then load or initialise the weights")
+
+
+def _meta_buffer(evidence: RaisedEvidence) -> Draft | None:
+    """A model that was built on `meta` and loaded with `assign=True`: what is not in the state dict stays there."""
+    frames = [frame for frame in reversed(evidence.frames) if frame.module is not None]
+    held = [
+        (module, name)
+        for root in [*(frame.module for frame in frames), *roots(evidence.frames)]
+        for module in (root.modules() if root is not None else ())
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_meta
+    ]
+    if not held:
+        return None
+    module, name = held[0]
+    saved = name not in module._non_persistent_buffers_set
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the buffer `{name}` of `{type(module).__name__}` is on the `meta` device, without values"
+    draft.cause = "the model was built on `meta`" + (
+        "" if saved else ", and a buffer with `persistent=False` is in no state dict that could fill it"
+    )
+    draft.at(_registered(module, name))
+    draft.at(*evidence.at_user_line("surfaced" if draft.has_place else "cause", "used here, without values"))
+    return draft.help(
+        f"compute `{name}` again after the state is loaded"
+        + ("" if saved else ", register it with `persistent=True`,")
+        + " or build the model without `meta`"
+    )
+
+
+def _registered(module: nn.Module, name: str) -> Location | None:
+    for file, node in class_nodes(type(module)):
+        for call in calls_in(node, "register_buffer"):
+            if call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == name:
+                return node_location("cause", file, call, "made on `meta`")
+    return None
 
 
 def _modules_in(evidence: RaisedEvidence) -> list[nn.Module]:

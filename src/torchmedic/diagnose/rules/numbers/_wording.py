@@ -12,7 +12,9 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade, Location
 from torchmedic.replay.trace.microscope import Leaf, Op, Spot, Value
 from torchmedic.replay.trace.values import number
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
+from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.user_code import relative
 
 # Kinds of operations that give 0 for the same reason.
@@ -218,7 +220,9 @@ def origin(evidence: NumbersEvidence, operand: Value, why: Any) -> Location | No
         source = scope.source(value)
         if isinstance(source, Leaf):
             maker = _prepared(evidence, operand)
-            return maker.location("origin", f"`{maker.name}` gets its values here") if maker is not None else None
+            if maker is not None:
+                return maker.location("origin", f"`{maker.name}` gets its values here")
+            return _first_values(evidence, source.tensor)
         op = scope.ops[source] if source is not None else None
         if op is None or op.is_backward:
             return None
@@ -254,13 +258,27 @@ def _prepared(evidence: NumbersEvidence, value: Value) -> Maker | None:
     return maker_of(evidence.frames, source.tensor)
 
 
+def _first_values(evidence: NumbersEvidence, parameter: torch.Tensor) -> Location | None:
+    """Where a parameter that no update has changed yet gets its values."""
+    if evidence.incident.step or not isinstance(parameter, torch.nn.Parameter):
+        return None
+    for module in evidence.step.runner.modules if evidence.step is not None else ():
+        for part in module.modules():
+            for name, held in part._parameters.items():
+                if held is parameter:
+                    made = next(attribute_assignments(type(part), name), None)
+                    label = f"`{name}` is {described(parameter.detach())} from here on"
+                    return node_location("origin", *made, label) if made is not None else None
+    return None
+
+
 def why_zero(evidence: NumbersEvidence, zeros: torch.Tensor | None) -> Any:
     """Says why an operand is zero, from the operation that made it."""
 
     def why(op: Op, own_line: bool) -> str:
         text = _zero_because(evidence, op, zeros)
-        if not text:
-            return ""
+        if not text or (op.kind in _DIFFERENCES and not own_line):
+            return ""  # of a difference that stands on the line of the cause, this is one side
         return f"{text}, so this is 0" if own_line else text
 
     return why

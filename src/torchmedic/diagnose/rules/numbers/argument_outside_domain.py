@@ -47,7 +47,7 @@ def _open_unit(x: torch.Tensor) -> torch.Tensor:
     return x.abs() >= 1
 
 
-_UNIT = Domain("-1 to 1", _unit, "A.clamp(-1 + 1e-6, 1 - 1e-6)")
+_UNIT = Domain("within [-1, 1]", _unit, "A.clamp(-1 + 1e-6, 1 - 1e-6)")
 _OPEN = Domain("between -1 and 1", _open_unit, "A.clamp(-1 + 1e-6, 1 - 1e-6)")
 _POSITIVE = Domain("0 or more", lambda x: x < 0, "A.clamp(min=1e-12)")
 _DOMAINS = {
@@ -85,30 +85,41 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if wrong is None or not bool(wrong.any()):
         return None
     worst = argument[wrong].flatten()[argument[wrong].abs().argmax()].item()
+    shown = _shown(worst, domain)
     draft = begin(
         check,
         evidence,
         "a negative base under a power that is not whole" if domain is _POWER else f"`{op.kind}` outside its domain",
-        share(wrong, f"the base of the power, {worst:.6g}, is negative", "bases of the power are negative")
+        share(wrong, f"the base of the power, {shown}, is negative", "bases of the power are negative")
         if domain is _POWER
         else share(
             wrong,
-            f"the argument of `{op.kind}`, {worst:.6g}, is not {domain.words}",
+            f"the argument of `{op.kind}`, {shown}, is not {domain.words}",
             f"arguments of `{op.kind}` are not {domain.words}",
         ),
-        label=f"{op.kind}({worst:.6g})" if domain is not _POWER else f"{worst:.6g} to a power that is not whole",
+        label=f"{op.kind}({shown})" if domain is not _POWER else f"{shown} to a power that is not whole",
         bad=wrong,
         operand=op.inputs[0],
     )
     where = rows(wrong, evidence)
 
     def why(maker: Op, own_line: bool) -> str:
-        return f"{worst:.6g} here{', ' + where if where else ''}" if own_line else ""
+        return f"{shown} here{', ' + where if where else ''}" if own_line else ""
 
     draft.at(origin(evidence, op.inputs[0], why))
     draft.because(f"the argument is {described(argument)}")
-    draft.treat(first_that_passes(evidence, _cures(evidence, op, domain)))
+    if shown != f"{worst:.6g}":
+        draft.because("the argument is outside by no more than a rounding error")
+    advice = f"clamp the argument to the domain: `{domain.clamp.replace('A', 'x', 1)}`" if domain.clamp else ""
+    draft.treat(first_that_passes(evidence, _cures(evidence, op, domain)), otherwise=advice)
     return finish(draft, evidence)
+
+
+def _shown(worst: float, domain: Domain) -> str:
+    """A number with so many digits that the reader sees it outside of the domain: 1.00000012."""
+    short = f"{worst:.6g}"
+    rounded = torch.tensor(float(short), dtype=torch.float64)
+    return short if bool(domain.outside(rounded)) else f"{worst:.9g}"
 
 
 _POWER = Domain("0 or more", lambda x: x < 0, "A.clamp(min=1e-12)")

@@ -31,6 +31,7 @@ from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.syntax import nodes_in, syntax_tree
 
+_MAKES_BAD = "makes values that are not finite"
 _WRITERS = frozenset(
     "copy_ fill_ mul_ div_ add_ sub_ sqrt_ log_ uniform_ normal_ clamp_ zero_ load_state_dict pow_ reciprocal_ "
     "lerp_".split()
@@ -53,7 +54,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft = check.draft(
         evidence, "possible" if late else "proven" if sure and evidence.faithful is not False else "likely"
     )
-    draft.message = f"{called}, damaged before step {incident.step}, made {victim(evidence)}"
+    finite = [loss for loss in incident.losses if math.isfinite(loss)]
+    since = f"damaged before step {incident.step}" if finite or incident.step else "not finite from the start"
+    draft.message = f"{called}, {since}, made {victim(evidence)}"
     draft.cause = f"{bad} of {leaf.tensor.numel()} values of {called} were not finite when the step began"
     scope = evidence.scope
     reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
@@ -62,11 +65,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if reader is not None:
         draft.at(reader.location("surfaced" if written is not None else "cause", "used here"))
     draft.because(f"`{name}` is {described(leaf.tensor.detach())}" if name else "")
-    finite = [loss for loss in incident.losses if math.isfinite(loss)]
     if finite:
         draft.because(f"the loss was still finite one step before ({number(finite[-1])}), so this is recent")
     else:
-        draft.because("no earlier step had a finite loss, so the weights were damaged from the start")
+        draft.because("no earlier step had a finite loss, so the values were bad from the start")
     draft.because(
         "" if sure or written is None else "the line is the only one found that writes to it; that is not proven"
     )
@@ -75,7 +77,14 @@ def check(evidence: NumbersEvidence) -> Draft | None:
             "on this device gradients are not looked at, so that an update may have done it; "
             "the steps before, as far as they were kept, did not when they were replayed"
         )
-    draft.help("check the code that writes to it before this step: initialisation, a checkpoint, changes of `.data`")
+    if written is not None and written.label == _MAKES_BAD:
+        draft.help(
+            "change that line so that its values are finite: a divisor, and what a log is taken of, must not be 0"
+        )
+    else:
+        draft.help(
+            "check the code that writes to it before this step: initialisation, a checkpoint, changes of `.data`"
+        )
     return draft.because(noticed(evidence))
 
 
@@ -90,7 +99,7 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
     if owner is not None and not any(map(math.isfinite, evidence.incident.losses)):
         line = line_in_preparation(evidence.frames, leaf.tensor, [owner])
         if line is not None:
-            return place("cause", line.file, line.line, "makes values that are not finite"), True
+            return place("cause", line.file, line.line, _MAKES_BAD), True
     if len(writers) == 1:
         return writers[0], False
     made = maker_of(evidence.frames, leaf.tensor)

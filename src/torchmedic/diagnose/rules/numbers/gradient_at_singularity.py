@@ -74,7 +74,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     where = rows(wrong, evidence)
     draft.because(f"the argument is {described(argument)}" + (f"; {where}" if where else ""))
     draft.because(f"the forward result is finite; `{op.node}` made the first value that is not")
-    draft.treat(first_that_passes(evidence, _cures(evidence, forward)))
+    advice = f"keep the argument of `{forward.kind}` away from {worst:.4g}" if worst is not None else ""
+    draft.treat(first_that_passes(evidence, _cures(evidence, forward)), otherwise=advice)
     return finish(draft, evidence)
 
 

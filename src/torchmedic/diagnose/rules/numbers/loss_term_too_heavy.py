@@ -1,7 +1,8 @@
 """One term of the loss has so large a weight that an ordinary learning rate is too high.
 
 What: the last steps were run again from a copy of the weights. As they were, the loss grew until it overflowed; with
-the gradient of one term of the loss divided and nothing else changed, the loss fell.
+the gradient of one term of the loss divided and nothing else changed, the loss fell. A weight of the whole loss, as a
+scale that is never taken out of the gradients, is tried in the same way.
 
 Why: the gradient of a term grows with the number that the term is multiplied by. A penalty with a weight of 1e5 needs a
 learning rate that is 1e5 times smaller than the other terms of the loss.
@@ -39,7 +40,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         if not divergence.turns(course):
             continue
         lower = f"{term.weight / divisor:.1g}"
-        message = f"the weight {term.weight:.6g} of a term of the loss is too large"
+        of = "of a term of the loss" if len(divergence.trajectory.terms) > 1 else "of the loss"
+        message = f"the weight {term.weight:.6g} {of} is too large"
         outcome = divergence.outcome(course)
         why = f"with a weight of {term.weight:.6g} every update makes the loss larger; with {lower} {outcome}"
         draft = begin(check, evidence, divergence, message, why)
@@ -53,8 +55,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
 
 
 def _heaviest(divergence: Divergence) -> Term | None:
-    """The term with the largest weight, if it is many times that of another term."""
+    """The term with the largest weight, if it is many times that of another term, or of a loss without a weight."""
     terms = sorted(divergence.trajectory.terms, key=lambda term: term.weight)
-    if len(terms) < 2 or terms[-1].weight < _MIN_WEIGHT * max(1.0, terms[0].weight):
-        return None
-    return terms[-1]
+    lightest = max(1.0, terms[0].weight) if len(terms) > 1 else 1.0
+    return terms[-1] if terms and terms[-1].weight >= _MIN_WEIGHT * lightest else None

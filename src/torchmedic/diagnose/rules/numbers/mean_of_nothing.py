@@ -1,7 +1,7 @@
 """An average was computed over an empty set of elements.
 
 What: the mean of an empty tensor is 0 / 0, which is NaN. The same holds for every loss that averages: over an empty
-selection, or with all labels equal to `ignore_index`.
+selection, or with all labels equal to `ignore_index`. `max`, `min` and their like raise for nothing.
 
 Why: no element of this batch passed the filter, every label is padding, or all class weights that apply are zero.
 
@@ -20,8 +20,10 @@ import torch
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_at_origin, operand_of, written
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, origin
+from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import fetch_again
+from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.preparation import line_in_collate
 from torchmedic.replay.trace.microscope import Captured, Op, Spot
@@ -30,7 +32,9 @@ _NLL = frozenset("nll_loss_forward nll_loss2d_forward nll_loss_nd".split())
 
 
 @rule("TM211", "mean-of-nothing")
-def check(evidence: NumbersEvidence) -> Draft | None:
+def check(evidence: NumbersEvidence | RaisedEvidence) -> Draft | None:
+    if isinstance(evidence, RaisedEvidence):
+        return _refused(evidence)
     op, captured = evidence.op, evidence.replay_with_values(evidence.op)
     if op is None or captured is None or op.derived:
         return None
@@ -59,6 +63,28 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     return finish(draft, evidence)
 
 
+def _refused(evidence: RaisedEvidence) -> Draft | None:
+    """`max`, `argmin` and others have no result for nothing: torch raises."""
+    call = evidence.call
+    if call is None or not evidence.is_torchs or not any(evidence.says(words) for words in _NOTHING):
+        return None
+    empty = next((argument for argument in call.tensors if argument.value.numel() == 0), None)
+    if empty is None:
+        return None
+    draft = check.draft(evidence, "proven", cause=f"`{call.op}` has no result for a tensor without elements")
+    draft.message = f"`{call.op}` of nothing: `{empty.text}` is {shape(empty.value)}, which has no elements"
+    draft.at(*evidence.at_user_line("cause", "nothing is given to it"))
+    draft.at(made_here(evidence, empty.value, "becomes empty"))
+    return draft.help("leave this out where there is nothing, or find out why nothing is left")
+
+
+_NOTHING = (
+    "numel() == 0",
+    "to have non-zero size",
+    "tensor with no elements",
+    "non-empty list",
+    "non-empty TensorList",
+)
 _SELECTING = frozenset("index masked_select index_select gather nonzero slice".split())
 
 

@@ -39,8 +39,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
             check,
             evidence,
             f"`{name}`",
-            "its result is the first that is not finite; a second replay did not go the same way, so the operands are "
-            "not known",
+            f"its result is the first that is not finite; {evidence.why_no_values}, so the operands are not known",
             grade="likely",
         )
         return finish(draft, evidence)

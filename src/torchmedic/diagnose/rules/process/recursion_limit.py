@@ -26,6 +26,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location, StackFrame
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.origins import attribute_assignments, function_body
+from torchmedic.source.objects.parts import attributes
 from torchmedic.source.syntax import FUNCTIONS, has_line
 from torchmedic.source.user_code import is_user_file, relative
 
@@ -34,6 +35,7 @@ _OPEN = ast.IfExp | ast.BoolOp | ast.GeneratorExp | ast.ListComp | ast.DictComp 
 _LEAVES = ast.Return | ast.Raise | ast.Assert | ast.Yield
 _MAX_TURN_FRAMES = 60
 _MIN_TURNS = 3
+_MIN_CHAIN = 20  # objects in a row
 
 
 @rule("TM840", "recursion-limit")
@@ -52,6 +54,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if held is not None:
         return _module_circle(evidence, cycle, held)
     own = [frame for frame in cycle.turn if is_user_file(frame.file)]
+    chain = _chain(frames[cycle.start :]) if not own else None
+    if chain is not None:
+        return _long_chain(evidence, cycle, frames, *chain)
     back = own[-1] if own else None
     names = list(dict.fromkeys(frame.function for frame in own or cycle.turn))
     circle = f"`{names[0]}` calls itself" if len(names) == 1 else f"`{names[0]}` calls itself through `{names[1]}`"
@@ -77,6 +82,37 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.because(f"in the circle: {relative(frame.file)}:{frame.line} in `{frame.function}`")
     draft.because(*_same_object(frames, cycle, back))
     return draft.help("call another function at this line, or add a condition that ends the recursion")
+
+
+def _long_chain(evidence: RaisedEvidence, cycle: Cycle, frames: list[Frame], kind: type, name: str) -> Draft:
+    """A library goes from object to object: the objects are too many in a row, and no code of the user's recurses."""
+    draft = check.draft(evidence, "proven")
+    draft.message = (
+        f"`{cycle.turn[0].function}` goes down a chain of `{kind.__name__}` objects, deeper than Python's limit of "
+        f"{sys.getrecursionlimit()}"
+    )
+    draft.cause = f"each `{kind.__name__}` holds the next one as `{name}`, and takes {count(len(cycle.turn), 'call')}"
+    draft.at(*_begun(frames, cycle))
+    assigned = next(attribute_assignments(kind, name), None)
+    draft.at(node_location("origin", *assigned, "the chain is made here") if assigned is not None else None)
+    return draft.help("keep the items in a list or a `deque`, or leave the chain out of what is handed over here")
+
+
+def _chain(frames: list[Frame]) -> tuple[type, str] | None:
+    """The class of the user's of which many objects are walked through, and the attribute that leads to the next."""
+    found: dict[type, dict[int, object]] = {}
+    for frame in frames:
+        for value in frame.variables.values():
+            kind = type(value)
+            module = sys.modules.get(kind.__module__)
+            if is_user_file(str(getattr(module, "__file__", None) or "<unknown>")):
+                found.setdefault(kind, {})[id(value)] = value
+    for kind, objects in found.items():
+        for value in objects.values() if len(objects) >= _MIN_CHAIN else ():
+            for name, held in attributes(value, kind):
+                if id(held) in objects and held is not value:
+                    return kind, name
+    return None
 
 
 def _is_endless(turn: list[Frame]) -> bool:

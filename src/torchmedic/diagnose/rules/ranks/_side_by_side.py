@@ -15,7 +15,7 @@ from torchmedic.records.ranks import Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.user_code import is_library_file, relative
 
-_PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
+PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
 _CONSTANT_NUMBER = re.compile(r" in t?range\([\d, ]*\)$")
 _FIXED_NUMBER = re.compile(r" in t?range\(")
 _MAX_SHOWN = 8  # ranks that are shown one by one
@@ -215,7 +215,7 @@ def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
     That is one with a `break`, else the innermost over something other than a fixed number, else the outermost. A loop
     over the parameters of a model has the same turns on all ranks.
     """
-    loops = [each for each in loops if each[1].exits or not _PARTS_OF_MODEL.search(each[1].header)]
+    loops = [each for each in loops if each[1].exits or not PARTS_OF_MODEL.search(each[1].header)]
     broken = [each for each in loops if each[1].exits]
     uneven = [each for each in loops if not _FIXED_NUMBER.search(each[1].header)]
     return next(iter([*broken, *uneven, *loops[-1:]]), None)

@@ -6,7 +6,9 @@ ranks train different models of several. gloo raises an error, aborts the proces
 memory or waits for ever.
 
 Why: the last batch of one rank is smaller, a list has another length on each rank, one rank computes in another dtype,
-the source is computed from the rank, groups are made in another order.
+the source is computed from the rank, groups are made in another order. Or a loop takes the tensors in another order on
+each rank: the order of a `set` of texts differs between processes. Or one rank has no
+gradient for a parameter, and leaves it out.
 
 Cure: pad to a common size (`all_reduce` the sizes with MAX first) or drop the last batch; convert to one dtype; pass
 the same source on all ranks; make all groups on all ranks, in one order.
@@ -15,8 +17,10 @@ the same source on all ranks; make all groups on all ranks, in one order.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
+from torchmedic.diagnose.rules.ranks._side_by_side import PARTS_OF_MODEL, at_call, place, ranks, show, words
+from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, Collective, Job
+from torchmedic.source.branches import Branch, Loop, branches_around, loops_around
 
 
 @rule("TM703", "collective-contents-differ")
@@ -37,14 +41,45 @@ def check(job: Job) -> Draft | None:
     )
     if what == _PARTS:
         draft.cause = f"{who} sends {own} elements to {others}, which takes {theirs} from it"
-    draft.at(at_call(call, "cause", f"{what}: {who} {own}, {others} {theirs}"))
+    loop = _loop_of_others(call, expected) if what == "shape" else None
+    skip = _skip(call, loop) if loop is not None else None
+    if skip is not None:
+        draft.at(line_location("cause", call.frames[0].file, skip.line, "a rank leaves out what the others exchange"))
+    draft.at(at_call(call, "surfaced" if skip is not None else "cause", f"{what}: {who} {own}, {others} {theirs}"))
+    if loop is not None:
+        draft.at(line_location("origin", call.frames[0].file, loop.line, "each turn of this loop takes one tensor"))
+        draft.because("these are different tensors, and not parts of unequal length")
     show(draft, job, difference)
-    return draft.help(_CURES[what])
+    return draft.help(_CURES["skip" if skip is not None else "order" if loop is not None else what])
+
+
+def _loop_of_others(call: Collective, expected: Collective) -> Loop | None:
+    """The `for` around a call, if the ranks are at different tensors: at different parameters, as these have the same
+    shapes on all ranks, or at tensors of which more than one size differs.
+    """
+    one, other = next(
+        (pair for pair in zip(call.shapes, expected.shapes, strict=False) if pair[0] != pair[1]), ((), ())
+    )
+    around = loops_around(call.frames[0].file, call.frames[0].line) if call.frames else []
+    loop = next((each for each in around if each.header.startswith("for ")), None)
+    sizes = sum(a != b for a, b in zip(one, other, strict=False))
+    is_other = len(one) != len(other) or sizes > 1 or (loop is not None and PARTS_OF_MODEL.search(loop.header))
+    return loop if is_other else None
+
+
+def _skip(call: Collective, loop: Loop) -> Branch | None:
+    """The `if` inside a loop over the parameters that a call depends on: `if parameter.grad is not None`."""
+    if not PARTS_OF_MODEL.search(loop.header):
+        return None
+    around = branches_around(call.frames[0].file, call.frames[0].line)
+    return next((each for each in around if each.line > loop.line), None)
 
 
 _PARTS = "split sizes"
 _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
+    "order": "let the loop take the tensors in one order: sort them; a `set` has another order in each process",
+    "skip": "exchange the gradient of every parameter on all ranks, and a tensor of zeros where there is none",
     "dtype": "convert the tensor to one dtype on all ranks before the call",
     "source rank": "pass the same rank as source or destination on all ranks",
     "model size": "call the models, and their backward, in the same order on all ranks",

@@ -11,17 +11,19 @@ Cure: make the calls in one order on all ranks; sort what is looped over.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._side_by_side import ranks, show, words
+from torchmedic.diagnose.rules.ranks._side_by_side import place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, Difference, Job
+from torchmedic.records.ranks import MARKS, Collective, Difference, Job
 from torchmedic.source.branches import callees_at, is_after_in_block, loops_around
 
 
 @rule("TM702", "collectives-in-different-order")
 def check(job: Job) -> Draft | None:
-    difference = job.difference
+    difference = _across_groups(job) or job.difference
     if difference is None or difference.call is None or difference.expected is None:
         return None
     call, expected = difference.call, difference.expected
@@ -29,7 +31,10 @@ def check(job: Job) -> Draft | None:
         return None
     who, others = ranks(difference.culprits), ranks(difference.others)
     draft = check.draft(job, "proven" if difference.by != "nothing" and _shared_loop(difference) is None else "likely")
-    draft.message = f"{who} called {words(call)} before {words(expected)}, {others} after it"
+    first, second = (
+        f"{words(each)}{f' at {place(each)}' if call.op == expected.op else ''}" for each in (call, expected)
+    )
+    draft.message = f"{who} called {first} before {second}, {others} after it"
     draft.cause = f"{who} and {others} make the same two calls in a different order, so that neither of them can end"
     shared = _shared_loop(difference)
     if shared is not None:
@@ -41,6 +46,16 @@ def check(job: Job) -> Draft | None:
     return draft.help("make the two calls in the same order on all ranks")
 
 
+def _across_groups(job: Job) -> Difference | None:
+    """The difference of a rank that has not come to a call, with the call of another group that this rank waits in."""
+    found = job.difference
+    state = job.of(found.culprits[0]) if found is not None and found.kind == "stopped" else None
+    calls = [each for each in state.log.calls if each.op not in MARKS] if state is not None and state.log else []
+    if found is None or not calls or calls[-1].group == found.group:
+        return None
+    return replace(found, kind="other", call=calls[-1], by="nothing")
+
+
 def _is_swapped(difference: Difference) -> bool:
     """Whether each side makes the call of the other next, by the source below the calls."""
     call, expected = difference.call, difference.expected
@@ -48,7 +63,12 @@ def _is_swapped(difference: Difference) -> bool:
     assert expected is not None
     if not call.frames or not expected.frames:
         return False
-    if (call.op, call.shapes, call.dtypes) == (expected.op, expected.shapes, expected.dtypes):
+    if (call.op, call.group, call.shapes, call.dtypes) == (
+        expected.op,
+        expected.group,
+        expected.shapes,
+        expected.dtypes,
+    ):
         return False
     if _shared_loop(difference) is not None:
         return True

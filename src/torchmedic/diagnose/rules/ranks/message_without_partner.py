@@ -12,7 +12,7 @@ and their tags from one value that all stages share.
 
 from __future__ import annotations
 
-from torchmedic.detect.ranks.messages import usual_answer
+from torchmedic.detect.ranks.messages import unequal_turns, usual_answer
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
 from torchmedic.diagnose.words.death import line_location
@@ -28,6 +28,11 @@ def check(job: Job) -> Draft | None:
         return None
     rank, call = _first(job)
     assert call.peer is not None
+    if call.peer >= job.world_size:
+        return _without_such_rank(job, rank, call)
+    uneven = _uneven(job, rank, call.peer) or _uneven(job, call.peer, rank)
+    if uneven is not None:
+        return uneven
     partner = dict(job.unmatched).get(call.peer)
     state = job.of(call.peer)
     meets = partner is not None and partner.peer == rank
@@ -60,11 +65,15 @@ def check(job: Job) -> Draft | None:
         )
     answered = _has_answered(job, rank, call)
     left = _left_loop(job, call) if left_out is None and not tags and answered else None
+    by_exit = _left_by_exit(job, rank, call) if left_out is None and left is None and elsewhere else None
     if left is not None:
         file, loop = left
         draft.about(call.peer)
         draft.at(line_location("cause", file, loop.line, f"rank {call.peer} left this loop, which the others are in"))
-    named = left_out is not None or left is not None
+    if by_exit is not None:
+        draft.about(call.peer)
+        draft.at(line_location("cause", *by_exit, f"rank {call.peer} left its loop of messages here"))
+    named = left_out is not None or left is not None or by_exit is not None
     draft.at(at_call(call, "surfaced" if named else "cause", f"rank {rank} waits here"))
     draft.at(at_call(partner or last, "origin", f"rank {call.peer} is here"))
     if not answered and not tags:
@@ -78,12 +87,46 @@ def check(job: Job) -> Draft | None:
         if left_out is not None
         else "give the loop the same number of turns on all ranks"
         if left is not None
+        else f"let rank {call.peer} tell the other rank that it stops, or send to the end of the loop"
+        if by_exit is not None
         else "pass the same `tag` on both sides"
         if tags
         else f"let rank {call.peer} call `{_OPPOSITE[call.op]}` for this message, or leave the message out"
         if not answered and not both
         else "let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`"
     )
+
+
+def _without_such_rank(job: Job, rank: int, call: Collective) -> Draft:
+    draft = check.draft(job, "proven").about(rank)
+    draft.message = f"rank {rank} waits in {words(call, contents=True)}, and the job has no rank {call.peer}"
+    draft.cause = f"the ranks of the job are 0 to {job.world_size - 1}"
+    draft.at(at_call(call, "cause", f"rank {rank} waits here"))
+    return draft.help("take the number of the other rank modulo the world size, or leave out the message at the end")
+
+
+def _uneven(job: Job, rank: int, peer: int) -> Draft | None:
+    """Two ranks wait for each other after a loop of messages that has more turns on `rank` than on `peer`."""
+    wait, other = dict(job.unmatched).get(rank), dict(job.unmatched).get(peer)
+    if wait is None or other is None or (wait.op, wait.peer, other.peer) != (other.op, peer, rank) or not wait.frames:
+        return None
+    logs = [state.log for state in map(job.of, (rank, peer)) if state is not None and state.log is not None]
+    turns = unequal_turns(logs[0], logs[1], wait)
+    loop = next(iter(loops_around(wait.frames[0].file, wait.frames[0].line)), None)
+    if turns is None or loop is None:
+        return None
+    answer, number = turns
+    draft = check.draft(job, "proven").about(rank)
+    draft.message = (
+        f"rank {rank} waits in `{wait.op}` for message {number + 1} of a loop, and rank {peer} made {number}"
+    )
+    draft.cause = f"the loops around `{wait.op}` and `{answer.op}` have different numbers of turns"
+    draft.at(line_location("cause", wait.frames[0].file, loop.line, f"rank {rank}: {number + 1} turns or more"))
+    draft.at(at_call(wait, "surfaced", f"rank {rank} waits here"))
+    draft.at(at_call(answer, "origin", f"rank {peer} made `{answer.op}` {number} times, then went on"))
+    draft.because(f"rank {rank}: {place(wait)} {words(wait, contents=True)}")
+    draft.because(f"rank {peer}: {place(other)} {words(other, contents=True)}")
+    return draft.help("give both loops the same number of turns, derived from one value")
 
 
 def _first(job: Job) -> tuple[int, Collective]:
@@ -118,6 +161,21 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
         skips = [branch.header for branch in exits_before(frame.file, frame.line) if branch.exit == "continue"]
         if answer is not None and (tests or skips):
             return answer, (tests or skips)[0]
+    return None
+
+
+def _left_by_exit(job: Job, rank: int, call: Collective) -> tuple[str, int] | None:
+    """The only `if` that leaves the loop in which the partner answered before, if the partner is outside of it now."""
+    waiting, partner = job.of(rank), job.of(call.peer or 0)
+    if waiting is None or partner is None or waiting.log is None or partner.log is None:
+        return None
+    answer = usual_answer(waiting.log, partner.log, call)
+    for frame in answer.frames if answer is not None else ():
+        for loop in loops_around(frame.file, frame.line):
+            last = partner.log.calls[-1].site
+            inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
+            if not inside and len(loop.exits) == 1:
+                return frame.file, loop.exits[0].line
     return None
 
 

@@ -48,7 +48,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     )
     built = msgspec.structs.replace(built, role="cause") if built is not None else None
     draft.at(built, *evidence.at_user_line("surfaced" if built is not None else "cause", "compared with rank 0 here"))
-    return draft.help("compute what decides the size on rank 0, and broadcast it before the model is built")
+    return draft.help("compute what decides the size on rank 0, and broadcast it before the model is built").help(
+        "or build the layers in the same order on all ranks: a `set` has another order in each process"
+    )
 
 
 def _owner(evidence: RaisedEvidence, index: int) -> tuple[str, Any]:

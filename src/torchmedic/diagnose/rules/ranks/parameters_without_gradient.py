@@ -147,9 +147,12 @@ def _skipped(root: torch.nn.Module, layers: list[str], evidence: RaisedEvidence)
                 test, line = around[0].test, around[0].line
                 where = place("cause", file, line, f"`{layer}` is used only in one branch of this")
                 return where, f"the use of `{layer}` depends on `if {test}`, and the last step went the other way"
-            return node_location("cause", file, node, f"`{layer}` is used here"), (
-                f"`{layer}` is called, but the loss does not use its result"
-            )
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                chosen = ast.unparse(node.func.slice)
+                why = f"`{chosen}` chooses one element of the container, and the last step did not choose `{layer}`"
+            else:
+                why = f"`{layer}` is called, but the loss does not use its result"
+            return node_location("cause", file, node, f"`{layer}` is used here"), why
         built = built_at(evidence.frames, root.get_submodule(layer), "built here, and used nowhere")
         if built is not None:
             return msgspec.structs.replace(built, role="cause"), f"`{layer}` is built and never used"

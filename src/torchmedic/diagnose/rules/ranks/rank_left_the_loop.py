@@ -12,6 +12,8 @@ Cure: give all ranks the same number of batches (`DistributedSampler`, or `drop_
 
 from __future__ import annotations
 
+import re
+
 from torchmedic.detect.ranks.culprit import deciding_branch
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, have_ended, left_loop, ranks, show, words
@@ -46,9 +48,13 @@ def check(job: Job) -> Draft | None:
     draft.cause = f"{others} made {_what(difference.expected)} once more; {who} had left the loop {how}"
     draft.at(line_location("cause", file, line, f"{who} left the loop here"))
     _show(draft, job, difference)
+    bounds = _RANGE.search(loop.header)
+    if bounds is not None and leaves is None and not ends:
+        return draft.help(f"give `{bounds[1]}` the same values on all ranks, for example by a broadcast from one rank")
     return draft.help(_DECIDE if leaves is not None or ends else _EQUAL_SHARES)
 
 
+_RANGE = re.compile(r" in (t?range\((?!.*\blen\().*[a-z_].*\))$", re.IGNORECASE)
 _DECIDE = "decide together: all_reduce a flag, and let all ranks leave the loop in the same turn"
 _EQUAL_SHARES = "give every rank the same number of batches, or wrap the loop in `Join([model])`"
 

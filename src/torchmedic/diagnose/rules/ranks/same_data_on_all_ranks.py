@@ -1,21 +1,27 @@
 """Several ranks train on the same batches.
 
-What: the first batches that two or more ranks trained on are equal, one by one. The ranks compute the same gradients,
+What: batches that two or more ranks trained on are equal, one by one. The ranks compute the same gradients,
 and their average is what one rank alone would have computed: the job costs more and learns nothing more.
 
 Why: the loader has no `DistributedSampler`, and all ranks shuffle with the same seed or not at all; a sampler that was
-made with fixed `num_replicas` and `rank`; an iterable dataset that does not divide its items between ranks.
+made with fixed `num_replicas` and `rank`; an iterable dataset that does not divide its items between ranks; batches
+that are drawn by hand with the same seed on all ranks, or without a seed: torch has the same one in every process then.
 
 Cure: pass `sampler=DistributedSampler(dataset)` to the loader (and no `shuffle`), or let an iterable dataset yield
-every n-th item, with the rank as offset.
+every n-th item, with the rank as offset. Without a loader: seed the generator that draws the batches with
+`seed + rank`.
 """
 
 from __future__ import annotations
+
+import ast
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import JobFacts, RankFacts
+from torchmedic.source.assignments import names_read, names_written
+from torchmedic.source.syntax import nodes_in, syntax_tree
 
 _MIN_BATCHES = 4  # that must be equal
 _DATA_PARALLEL = ("DistributedDataParallel",)
@@ -31,14 +37,38 @@ def check(job: JobFacts) -> Draft | None:
     everyone = who if len(alike) < len(job.ranks) else "both ranks" if len(alike) == 2 else f"all {len(alike)} ranks"
     draft = check.draft(job, "proven")
     draft.message = f"{everyone} train on the same batches"
-    draft.cause = f"the first {len(first.batches)} batches of {who} are equal, so their gradients are too"
-    if first.loading is not None:
-        draft.at(line_location("cause", first.loading.file, first.loading.line, "the same batches on all these ranks"))
+    draft.cause = f"{len(first.batches)} batches of {who} were compared and are equal, so their gradients are too"
+    line = first.loading
+    if line is not None:
+        made = line.line if first.sampler else _made_at(line.file, line.line)
+        draft.at(line_location("cause", line.file, made, "the same batches on all these ranks"))
     draft.because(f"drawn by `{first.sampler}`" if first.sampler else "")
     draft.because(f"first batch: items {', '.join(map(str, first.items))} ..." if first.items else "")
     draft.because("the gradients are averaged by DistributedDataParallel")
-    draft.help("pass `sampler=DistributedSampler(dataset)` to the loader, and call its `set_epoch` in every epoch")
+    draft.help(
+        "pass `sampler=DistributedSampler(dataset)` to the loader, and call its `set_epoch` in every epoch"
+        if first.sampler
+        else "draw other batches on each rank: seed the generator with `seed + rank`, or take every n-th item"
+    )
     return draft.rated("warning")
+
+
+def _made_at(file: str, line: int) -> int:
+    """The nearest line that assigns an input of the model, at or above a call of the model; else the line itself."""
+    nodes = list(nodes_in(syntax_tree(file)))
+    around = [each for each in nodes if isinstance(each, ast.stmt) and each.lineno <= line <= (each.end_lineno or 0)]
+    if not around:
+        return line
+    called = {
+        each.func.id for each in ast.walk(around[-1]) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
+    }
+    inputs = names_read(around[-1]) - called
+    made = [
+        each.lineno
+        for each in nodes
+        if isinstance(each, ast.Assign) and inputs & set(names_written(each)) and each.lineno < line
+    ]
+    return max(made, default=line)
 
 
 def _alike(job: JobFacts) -> list[RankFacts]:

@@ -5,10 +5,13 @@ train one model together. What rank 0 saves is one of several models, each train
 
 Why: the gradients are not averaged: the `module` inside of DistributedDataParallel is called and not the wrapper, or a
 loop that averages by hand leaves out a step. Or the ranks began with different weights, which averaging keeps apart: a
-model that was built without a common seed and not broadcast. Or one rank changed its weights by itself.
+model that was built without a common seed and not broadcast. Or one rank changed its weights by itself. Or the ranks
+update with different learning rates: a scheduler that each rank steps with a loss of its own. Or one rank leaves out
+updates, by a test of its own loss.
 
 Cure: call the wrapper, not its `module`. Without DistributedDataParallel, broadcast the weights of rank 0 before the
-first step, and `all_reduce` every gradient before every update.
+first step, and `all_reduce` every gradient before every update. Average a loss over all ranks before it goes to a
+scheduler.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ from torchmedic.detect.ranks.drift import Drift, find_drift
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
+from torchmedic.records import Role
 from torchmedic.records.ranks import JobFacts
-from torchmedic.source.branches import calls_by_rank
+from torchmedic.source.branches import branches_around, calls_by_rank
 
 _WRITES = re.compile(r"[a-z]\w*[a-z]_")  # a method that writes in place: `copy_`
 _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "they were equal at first, and DistributedDataParallel gives all ranks the same gradients",
+    "skipped": "they were equal at first, and one rank has left out updates that another rank made",
+    "rates": "they were equal at first, all ranks got the same gradients, and the learning rates differ",
     "left-out": "its gradient is not exchanged between the ranks, and the gradients of other weights are",
     "no-exchange": "they were equal at first, and no gradient was exchanged between the ranks",
 }
@@ -34,6 +40,8 @@ _CURES = {
     "unused-wrapper": "call the DistributedDataParallel module in the training loop, and not its `module`",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
+    "skipped": "decide together whether to update: `all_reduce` what the decision depends on",
+    "rates": "let all ranks use the same learning rate: `all_reduce` the loss that a scheduler gets",
     "left-out": "`all_reduce` the gradient of every weight, or wrap the model in DistributedDataParallel",
     "no-exchange": "wrap the model in DistributedDataParallel, or `all_reduce` every gradient before the update",
 }
@@ -46,14 +54,24 @@ def check(job: JobFacts) -> Draft | None:
         return None
     name = f"`{drift.name}`" if drift.name else f"a weight of shape {list(drift.shape)}"
     changing = _changing(drift)
-    draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out") or changing else "proven")
+    by_text = changing is not None and drift.why == "changed"
+    draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out") or by_text else "proven")
     draft.message = f"{name} has different values on different ranks after {drift.updates} updates"
     draft.cause = _CAUSES[drift.why]
     line = drift.line
+    scheduling = job.ranks[0].scheduling if drift.why == "rates" and drift.rates_at else None
+    if scheduling is not None:
+        draft.at(line_location("cause", scheduling.file, scheduling.line, "each rank sets its own learning rate here"))
     if line is not None and changing is not None:
-        draft.at(line_location("cause", line.file, changing, "only some ranks change weights here"))
+        label = "only some ranks change weights here" if drift.why == "changed" else "each rank decides by itself here"
+        draft.at(line_location("cause", line.file, changing, label))
     if line is not None:
-        draft.at(line_location("cause" if changing is None else "surfaced", line.file, line.line, _label(drift)))
+        role: Role = "cause" if changing is None and scheduling is None else "surfaced"
+        draft.at(line_location(role, line.file, line.line, _label(drift)))
+    for rank, number in drift.exchanges[:8] if drift.why == "skipped" else ():
+        draft.because(f"{ranks([rank])}: {number} exchanges of gradients for {drift.updates} updates")
+    for rank, rate in drift.rates[:8] if drift.why == "rates" else ():
+        draft.because(f"{ranks([rank])}: learning rate {rate:.6g} after {drift.rates_at} updates")
     for rank, size in drift.sizes[:8]:
         draft.because(f"{ranks([rank])}: sum of absolute values {size:.6g}")
     draft.help(_CURES[drift.why])
@@ -61,7 +79,12 @@ def check(job: JobFacts) -> Draft | None:
 
 
 def _changing(drift: Drift) -> int | None:
-    """The only line of the file that loads or writes tensors on some ranks, where no exchange was left out."""
+    """The only line of the file that loads or writes tensors on some ranks, where no exchange was left out.
+
+    If updates were left out, it is the `if` around the update.
+    """
+    if drift.why == "skipped" and drift.line is not None:
+        return next((each.line for each in branches_around(drift.line.file, drift.line.line)), None)
     if drift.why != "changed" or drift.line is None:
         return None
     lines = calls_by_rank(
