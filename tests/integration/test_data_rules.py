@@ -51,6 +51,32 @@ main()
 """,
         "item 9",
     ),
+    "a-part-that-is-none": (
+        "TM820",
+        """
+class Data(Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        image = None if index == 7 else torch.ones(3)
+        return image, index  # <- cause
+for image, label in DataLoader(Data(), batch_size=4):
+    pass
+""",
+        "a part of item 7 of the dataset is None",
+    ),
+    "sampler-of-the-whole-dataset": (
+        "TM820",
+        """
+from torch.utils.data import SequentialSampler, Subset
+whole = [torch.ones(1)] * 9
+part = Subset(whole, [0, 2, 4])
+loader = DataLoader(part, batch_size=4, sampler=SequentialSampler(whole))  # <- cause
+for x in loader:
+    pass
+""",
+        "`SequentialSampler` asks for item 3 of a dataset with 3 items",
+    ),
     "random-split": (
         "TM820",
         """

@@ -187,6 +187,10 @@ def case_160_linear():
     m(x)  # <- TM160
 
 
+def case_160_numpy():
+    torch.ones(2, dtype=torch.bfloat16).numpy()  # <- TM160
+
+
 def case_160_conv():
     m = nn.Conv2d(3, 2, 3)
     x = torch.from_numpy(np.random.rand(4, 3, 5, 5))

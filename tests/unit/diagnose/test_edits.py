@@ -156,3 +156,11 @@ def test_the_number_of_rows_is_changed_and_no_other(layer: type, text: str, want
     node = ast.parse(text, mode="eval").body
     assert isinstance(node, ast.Call)
     assert _with_number(text, node, layer, 12, 14) == wanted
+
+
+@pytest.mark.parametrize("more", ["", "    print(t)\n"])
+def test_a_new_tensor_that_nobody_reads_is_no_way(tmp_path: Path, more: str) -> None:
+    source = f"def follow(weights):\n  for t in weights:\n    t.mul_(0.9)\n{more}"
+    found = [edit.text for _, edit in out_of_place(spot_of(tmp_path, source, "t.mul_(0.9)"))]
+
+    assert ("t = t.mul(0.9)" in found) is bool(more)

@@ -14,6 +14,7 @@ from torchmedic.detect.loop.incident import (
     LoopIncident,
     LossNotDivided,
     StepWithoutBackward,
+    UpdatesLost,
 )
 from torchmedic.detect.loop.intervals import Interval, intervals
 from torchmedic.observe.loop.events import Event
@@ -35,6 +36,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
             continue
         cleared_early = list(_cleared_before_step(habits, number, known))
         yield from cleared_early or _never_computed(habits, number, known)
+        yield from _clipped_to_nothing(habits, number, known)
         if watched.witness is None or cleared_early:
             continue
         yield from _never_cleared(habits, number, known)
@@ -214,6 +216,18 @@ def _never_computed(habits: Habits, number: int, known: list[Interval]) -> Itera
         optimizer=number,
         updates=len(known),
         is_first=True,
+    )
+
+
+def _clipped_to_nothing(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
+    """Gradients are clipped to a norm of 0 before each update; a bound of 0 was meant to switch clipping off."""
+    last = known[-_MIN_INTERVALS:]
+    clips = [act for part in last for act in part.of("clip")[-1:] if act.fact is not None and act.fact <= 0]
+    step = last[-1].step
+    if len(clips) < _MIN_INTERVALS or step is None or not _all_zero(habits, number):
+        return
+    yield UpdatesLost(
+        step=step.step, cause=clips[-1].place, optimizer=number, update=step.place, updates=len(clips), clipped_to=0.0
     )
 
 

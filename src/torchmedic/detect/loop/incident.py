@@ -104,11 +104,11 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
 
     update: Place
     updates: int
-    graded: int
-    moved: int
-    change: float
-    dtype: str
-    rate: float
+    graded: int = 0
+    moved: int = 0
+    change: float = 0.0
+    dtype: str = ""
+    rate: float = 0.0
     clipped_to: float | None
 
 

@@ -9,6 +9,7 @@ as it was built, at a place where only a trained layer makes sense (`ownerless`)
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
 
 _MIN_STEPS = 4
+_PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")  # several may take the place of one weight
 _MIN_TWIN_TENSORS = 3  # of a model whose copy is taken for it
 
 
@@ -150,7 +152,8 @@ def _replaced(
         for watched in habits.optimizers.values():
             mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
             old = [t for t in mine if id(t) not in in_models and id(t) not in reached and t.grad is None]
-            if any(id(tensor) in reached for tensor in mine) and _match(old, [tensor for _, tensor in new]):
+            places = {_PARAMETRIZED.sub(r"\1", name): tensor for name, tensor in new}
+            if any(id(tensor) in reached for tensor in mine) and _match(old, list(places.values())):
                 yield ReplacedParameters(
                     step=steps[-1].step,
                     cause=watched.built or steps[-1].place,

@@ -109,12 +109,14 @@ def _is_read_again(file: str, node: ast.stmt, name: str) -> bool:
     tree = syntax_tree(file)
     around = innermost(tree, node.lineno, FUNCTIONS) or tree
     loop = innermost(around, node.lineno, LOOPS)
-    in_loop = loop is not None and not (isinstance(loop, ast.For) and name in names_written(loop.target))
+    is_counter = isinstance(loop, ast.For) and name in names_written(loop.target)
+    if around is tree and not is_counter:
+        return True  # a variable of the module, which other code may read
     for part in nodes_in(around):
         if isinstance(part, ast.Global | ast.Nonlocal) and name in part.names:
             return True
         if isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load):
-            again = in_loop and loop is not None and has_line(loop, part.lineno)
+            again = loop is not None and not is_counter and has_line(loop, part.lineno)
             if not has_line(node, part.lineno) and (again or part.lineno > node.lineno):
                 return True
             if again and not isinstance(node, ast.Expr):

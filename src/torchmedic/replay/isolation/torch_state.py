@@ -102,6 +102,8 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 
 def put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Give a tensor back the values that it had, in the same version."""
+    if tensor.is_meta:
+        return  # no values
     if not torch.equal(tensor, value) or (value.is_floating_point() and bool(torch.isnan(value).any())):
         version = tensor._version
         tensor.copy_(value)

@@ -74,12 +74,13 @@ class Imports(Provenance):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_iter((args, kwargs or {})):
-            if isinstance(value, torch.Tensor) and self._is_old(value) and id(value) not in self._imports:
+            if isinstance(value, torch.Tensor) and self.is_old(value) and id(value) not in self._imports:
                 found = Import(value, tuple(_holders(value, sys._getframe(1), self._file)))
                 self._imports[id(value)] = (value.grad_fn, found)
         return super().__torch_function__(func, types, args, kwargs)
 
-    def _is_old(self, tensor: torch.Tensor) -> bool:
+    def is_old(self, tensor: torch.Tensor) -> bool:
+        """Whether the graph of a tensor was there before the replay."""
         return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._start
 
     def behind_roots(self, roots: Iterable[torch.Tensor], frame: FrameType) -> list[Import]:
@@ -88,7 +89,7 @@ class Imports(Provenance):
         nodes = nodes_behind(roots)
         found = [noted for node, noted in self._imports.values() if node in nodes]
         for root in roots:
-            if self._is_old(root) and id(root) not in self._imports:
+            if self.is_old(root) and id(root) not in self._imports:
                 found.append(Import(root, tuple(named(root, frame, spot_of_frame(frame), is_local=False))))
         return found
 

@@ -69,7 +69,7 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
     if not old:
         return _same_step(failure, imports, played)
     # A loop over losses computes nothing itself: the losses are those of the loop around it.
-    is_loop_of_losses = all(any(one.tensor is root for one in old) for root in played.backward_calls[-1].roots)
+    is_loop_of_losses = all(imports.is_old(root) for root in played.backward_calls[-1].roots)
     if alone or is_loop_of_losses:
         narrow = before = failure.step
         for number, step in enumerate(itertools.islice(failure.widen(), 1, None)):

@@ -7,7 +7,7 @@ Why: the input was detached or copied before it was used, `requires_grad_()` was
 output was computed from another tensor. A list of parameters may contain some that this output does not use.
 
 Cure: compute the output from the same tensor whose gradient is requested, after `requires_grad_()`. If an input may be
-unused, pass `allow_unused=True`, and handle `None`.
+unused, pass `materialize_grads=True`, which gives zeros, or `allow_unused=True`, and handle `None`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.layers import roots
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.spots import spot_of_node, spot_of_traced
 
@@ -42,7 +43,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     lost = [index for index, tensor in enumerate(inputs) if not _reaches(failure.roots, tensor)]
     caller = failure.caller
     texts = _texts(caller, len(inputs)) if caller is not None else []
-    names = [f"`{texts[index]}`" if index < len(texts) else f"input {index}" for index in lost]
+    owned = {id(held): name for root in roots(evidence.frames) for name, held in root.named_parameters()}
+    names = [
+        _name(owned.get(id(inputs[index]), ""), texts[index] if index < len(texts) else "", index) for index in lost
+    ]
     named = names[0] if names else "an input"
     draft = check.draft(evidence, "proven" if lost else "likely")
     draft.message = f"the gradient of {named} was asked for, but the output does not depend on it"
@@ -65,6 +69,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.at(caller.location("cause", f"{named} is not a part of the output's graph"))
         _advise(draft, evidence, caller, [inputs[index] for index in lost], named, some=0 < len(lost) < len(inputs))
     return draft
+
+
+def _name(parameter: str, text: str, index: int) -> str:
+    """A parameter by its name in the model, unless the call has a plain name for it."""
+    if parameter and not text.replace(".", "_").isidentifier():
+        return f"`{parameter}`"
+    return f"`{text}`" if text else f"input {index}"
 
 
 def _made_without_gradient(draft: Draft, evidence: RaisedEvidence, caller: Frame, lost: list[torch.Tensor]) -> bool:
@@ -169,4 +180,5 @@ def _allowed(caller: Frame) -> Iterator[Candidate]:
     spot = spot_of_traced(caller)
     call = call_at(spot, "grad")
     if call is not None:
-        yield "accept unused inputs", with_keyword(spot, call, "allow_unused")
+        # With `allow_unused` alone they are None, which the lines that follow may not expect.
+        yield "take zeros as the gradients of unused inputs", with_keyword(spot, call, "materialize_grads")

@@ -12,6 +12,7 @@ from torchmedic.evidence.check_up import spot_of
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.observe.checkup.selections import SELECTING
+from torchmedic.source.lookup.gradient_switches import switch_around
 from torchmedic.source.lookup.term_flow import Part, expression_at, names_in, parts_behind
 from torchmedic.source.syntax import FUNCTIONS, callee
 
@@ -22,15 +23,29 @@ def mask_of(graph: LossGraph, gate: Node) -> Part | None:
     """The expression that makes the mask of a product or a selection; None where it is no such mask."""
     sites = gate.birth.sites if gate.birth is not None else ()
     whole = expression_at(spot_of(sites[0])) if sites else None
-    born = {node.birth.sites[0] for node in graph.nodes if node.birth is not None and node.birth.sites}
+    born = {site for node in graph.nodes if node.birth is not None for site in node.birth.sites}
+    called = {ast.unparse(call.func) for site in born if (call := _call(site)) is not None}
+    inner = {node.birth.sites[0] for node in graph.nodes if node.birth is not None and node.birth.sites}
     for side in _sides(whole) if whole is not None else ():
         flow = list(_flow(side, sites[1:]))
-        if any(part.covers(spot_of(site)) for part in flow for site in born):
+        if any(part.covers(spot_of(site)) for part in flow for site in inner):
             continue  # depends on what is trained
+        if any(switch_around(part.file, part.statement.lineno) or called & _texts(part) for part in flow):
+            continue  # a model may have a part in it, without gradients
         made = next((part for part in flow if _compares(part.expression)), None)
         if made is not None or gate.kind in SELECTING:
             return made or side
     return None
+
+
+def _call(site: Site) -> ast.Call | None:
+    found = expression_at(spot_of(site))
+    return found.expression if found is not None and isinstance(found.expression, ast.Call) else None
+
+
+def _texts(part: Part) -> set[str]:
+    """The names and attributes of an expression."""
+    return {ast.unparse(node) for node in ast.walk(part.expression) if isinstance(node, ast.Name | ast.Attribute)}
 
 
 def _sides(whole: Part) -> Iterator[Part]:

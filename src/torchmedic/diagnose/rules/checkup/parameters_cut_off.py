@@ -19,16 +19,19 @@ import itertools
 
 import torch
 
+from torchmedic.diagnose.cures.graph_edits import call_at
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_cuts import Called, Cut
 from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.observe.checkup.node_births import Site
 from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR, Unreached
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.term_flow import expression_at, parts_behind
 
+_CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
 _HOW = {"data": "`.data`", "__float__": "`float()`"}
 
 
@@ -97,12 +100,18 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
             is_fed = is_new and layer.training and unreached.cuts.feeds_trained(layer)
             if called is not None and not called.with_gradient and is_fed:
                 found.append((tensor, called))
+    if not found:
+        return None
     lost = [tensor for tensor, _ in found]
-    switched = evidence.switched_off(found[0][1].sites) if found else None
+    sites = found[0][1].sites
+    switched = evidence.switched_off(sites)
     is_meant = switched is None or switched.code.lstrip().startswith("with ")
-    if is_meant or _is_copy_of_other(evidence, lost, missing):
+    checkpoint = next((site for site in sites if is_meant and call_at(spot_of(site), *_CHECKPOINTS)), None)
+    if (is_meant and checkpoint is None) or _is_copy_of_other(evidence, lost, missing):
         return None
     draft = check.draft(evidence, "likely")
+    if checkpoint is not None:
+        return _checkpointed(evidence, draft, (checkpoint,), lost, unreached.steps)
     draft.message = f"{count(len(found), 'layer')} of the optimizer cannot learn: gradients are off where they run"
     draft.cause = "no graph is recorded of what these layers compute, and they keep their random initial values"
     draft.at(switched, evidence.at("surfaced", found[0][1].sites, "is called with gradients switched off"))
@@ -112,6 +121,20 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
     )
     draft.help("run these layers with gradients if they are to learn; else leave them out of the optimizer")
     return draft.about(step=unreached.steps).rated("warning")
+
+
+def _checkpointed(
+    evidence: CheckUp, draft: Draft, sites: tuple[Site, ...], lost: list[torch.Tensor], steps: int
+) -> Draft:
+    """A reentrant checkpoint hands gradients on only if one of the tensors that it is given requires one."""
+    draft.message = f"{count(len(lost), 'layer')} of the optimizer cannot learn: a reentrant checkpoint cuts them off"
+    draft.cause = (
+        "a reentrant checkpoint records a graph only if a tensor that it is given requires a gradient; data does not"
+    )
+    draft.at(evidence.at("cause", sites, "the graph ends here"))
+    draft.because(f"no gradient in {steps} steps: {listed([f'`{evidence.name_of(tensor)}`' for tensor in lost])}")
+    draft.help("pass `use_reentrant=False` to the checkpoint")
+    return draft.about(step=steps).rated("warning")
 
 
 def _is_copy_of_other(evidence: CheckUp, lost: list[torch.Tensor], missing: dict[int, torch.Tensor]) -> bool:

@@ -22,6 +22,8 @@ from torchmedic.evidence.loop import LoopEvidence
 def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
     updates = count(incident.updates, "update")
     draft = check.draft(evidence, "proven")
+    if incident.clipped_to == 0:
+        return _clipped_to_nothing(evidence, incident, draft)
     draft.message = f"the weights do not change: the updates are too small for their dtype, {incident.dtype}"
     made = f"with a learning rate of {incident.rate:g}"
     label = f"holds weights in {incident.dtype}, with a rate of {incident.rate:g}"
@@ -54,4 +56,16 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
     else:
         cure = "use a larger learning rate"
     draft.help(cure, safety="changes-training")
+    return draft.rated("warning")
+
+
+def _clipped_to_nothing(evidence: LoopEvidence, incident: UpdatesLost, draft: Draft) -> Draft:
+    draft.message = "nothing is learned: all gradients are clipped to 0"
+    draft.cause = "clipping to a norm of 0 multiplies every gradient by 0"
+    draft.at(
+        evidence.at("cause", incident.cause, "clips to a norm of 0"),
+        evidence.at("surfaced", incident.update, "has only gradients of 0", "step"),
+    )
+    draft.because(f"the last {count(incident.updates, 'update')} came after such a call, and all gradients are 0")
+    draft.help("clip to a norm above 0, or leave the call out if 0 means that nothing is clipped")
     return draft.rated("warning")

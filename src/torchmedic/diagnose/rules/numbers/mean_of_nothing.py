@@ -56,7 +56,9 @@ def check(evidence: NumbersEvidence | RaisedEvidence) -> Draft | None:
     )
 
     def why(maker: Op, own_line: bool) -> str:
-        return "nothing is selected here" if maker.kind in _SELECTING else f"empty here: {list(operand.shape)}"
+        if maker.kind in _SELECTING:
+            return "nothing is selected here" if own_line else ""  # else the line of the mean selects
+        return f"empty here: {list(operand.shape)}"
 
     draft.at(origin(evidence, op.inputs[empty[0]], why))
     draft.treat(first_at_origin(evidence, _cures))

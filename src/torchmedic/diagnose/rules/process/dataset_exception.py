@@ -11,11 +11,19 @@ Cure: call `dataset[index]` with the reported index: the call fails in the same 
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+from torch.utils.data import Subset
+
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Diagnosis, Location
+
+_NONE = re.compile(r"\bNoneType\b")
 
 
 @rule("TM820", "dataset-exception")
@@ -24,9 +32,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if loading is None:
         return None
     failure = loading.failure
-    nothing = _nothing(evidence, loading)
-    if nothing is not None:
-        return nothing
+    known = _nothing(evidence, loading) or _beyond(evidence, loading)
+    if known is not None:
+        return known
     item = f"item {failure.index}" if failure.index is not None else ""
     what = {"sample": "the dataset", "collate": "the collate function", "other": "a DataLoader worker"}[failure.stage]
     if failure.stage == "other" and failure.worker is None:
@@ -51,19 +59,49 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 
 def _nothing(evidence: RaisedEvidence, loading: Loading) -> Draft | None:
-    """An item that is None, which torch's own collate function refuses with whatever words."""
+    """An item that is None or has a part that is, which torch's own collate function refuses with whatever words."""
     failure = loading.failure
-    if failure.stage != "collate" or loading.user_frame is not None or "NoneType" not in failure.sample_shapes:
+    empty = [position for position, words in enumerate(failure.sample_shapes) if _NONE.search(words)]
+    if failure.stage != "collate" or loading.user_frame is not None or not empty:
         return None
-    position = failure.sample_shapes.index("NoneType")
-    at = failure.batch_indices[position] if position < len(failure.batch_indices) else None
-    item = f"item {at}" if at is not None else f"sample {position} of the batch"
+    at = failure.batch_indices[empty[0]] if empty[0] < len(failure.batch_indices) else None
+    item = f"item {at}" if at is not None else f"sample {empty[0]} of the batch"
+    whole = failure.sample_shapes[empty[0]] == "NoneType"
     draft = check.draft(evidence, "proven")
-    draft.message = f"the dataset returned None for {item}"
-    draft.cause = f"{failure.sample_shapes.count('NoneType')} of {len(failure.sample_shapes)} samples are None"
-    draft.at(loading.at_samples("cause", f"None for {item}", nothing=True) or loading.at_loader("cause", item))
+    draft.message = f"the dataset returned None for {item}" if whole else f"a part of {item} of the dataset is None"
+    of_all = f"{len(empty)} of {len(failure.sample_shapes)} samples"
+    draft.cause = f"{of_all} {'are' if whole else 'have a part that is'} None"
+    draft.at(loading.at_samples("cause", f"None for {item}", nothing=whole) or loading.at_loader("cause", item))
     draft.at(loading.at_loop("surfaced", "the batch was asked for here")).because(loading.process)
+    draft.because("" if whole else f"the sample is {failure.sample_shapes[empty[0]]}")
     return draft.help("return a sample for every index, or leave such items out of the dataset before training")
+
+
+def _beyond(evidence: RaisedEvidence, loading: Loading) -> Draft | None:
+    """An index that the dataset does not have: the sampler was made for another one."""
+    failure = loading.failure
+    dataset: Any = loading.dataset
+    if failure.exception not in ("IndexError", "KeyError") or failure.stage != "sample":
+        return None
+    try:
+        size = len(dataset)
+        # The indices of a `Subset` are told as those of the dataset behind it, as far as it has them.
+        told = {int(index) for index in dataset.indices} if isinstance(dataset, Subset) else set()
+    except Exception:  # no length, or the user's own method fails
+        return None
+    beyond = [
+        index for index in failure.batch_indices if isinstance(index, int) and index >= size and index not in told
+    ]
+    if not beyond or (isinstance(failure.index, int) and failure.index < size):
+        return None
+    batches = getattr(loading.iterator, "_index_sampler", None)
+    name = type(getattr(batches, "sampler", batches)).__name__
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` asks for item {beyond[0]} of a dataset with {count(size, 'item')}"
+    draft.cause = f"of the {len(failure.batch_indices)} indices of this batch, {len(beyond)} or more are beyond its end"
+    draft.at(loading.at_loader("cause", f"the sampler counts more than {size} items"))
+    draft.at(loading.at_loop("surfaced" if draft.has_place else "cause", "the batch was asked for here"))
+    return draft.help("make the sampler for this very dataset: indices of a `Subset` run from 0 to its own length")
 
 
 def _places(loading: Loading, item: str) -> list[Location | None]:

@@ -27,7 +27,8 @@ from torchmedic.source.lookup.failing_call import Argument, Call
 _ABOUT_DTYPE = re.compile(
     r"dtype|scalar type|Input type \(.*\) and (bias|weight) type|not implemented for '|can't be cast|"
     r"used as indices must be|can require gradients|boolean mask|boolean tensor|index tensor of type|floating.point|"
-    r"can't convert np.ndarray of type|must have the type|bool tensors? is not supported|operator.invert|same datatype",
+    r"can't convert np.ndarray of type|must have the type|bool tensors? is not supported|operator.invert|same datatype|"
+    r"unsupported ScalarType",
     re.I,
 )
 _UNIFORM = PRODUCTS | frozenset(
@@ -236,13 +237,15 @@ def _is_parameter(found: Argument) -> bool:
 def _unsupported(evidence: RaisedEvidence, call: Call) -> Odd | None:
     """One dtype for all, but not one that the operation can compute in: torch names it."""
     named = re.search(
-        r"not implemented for '(\w+)'|[Gg]ot:? ?'?([A-Z]\w+)'?|attn_mask.dtype: ([\w ]+?) and", evidence.message
+        r"not implemented for '(\w+)'|[Gg]ot:? ?'?([A-Z]\w+)'?|attn_mask.dtype: ([\w ]+?) and|ScalarType (\w+)",
+        evidence.message,
     )
     name = next((part for part in named.groups() if part), "") if named else ""
     for found in call.tensors:
         kind = found.value.dtype
         if name and name in _NAMES.get(kind, ()):
-            return Odd(found.value, _needed(evidence, kind), _what(call), "", call)
+            why = "; NumPy has no such dtype" if evidence.says("unsupported ScalarType") else ""
+            return Odd(found.value, _needed(evidence, kind), _what(call), why, call)
     if evidence.says("floating") or evidence.says("float or double") or evidence.says("integer and Boolean"):
         only = [
             found for found in call.tensors if found.value.is_floating_point() is evidence.says("integer and Boolean")
