@@ -81,6 +81,41 @@ def test_too_little_address_space(tmp_path: Path) -> None:
     assert len(said) == len({(each.is_avoided, each.phase, each.means) for each in found})
 
 
+# The inner result takes 82 MB, and nothing else is large.
+WIDE = (
+    SCRIPT.replace(
+        "net = nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(64, 64), nn.GELU())])",
+        """
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 32))
+
+    def forward(self, x):
+        return (x.unsqueeze(-1) * self.weight).tanh().sum(-1)
+
+net = nn.Sequential(nn.Linear(64, 64), Wide(), nn.Linear(64, 64))
+""",
+    )
+    .replace("150_000", "10_000")
+    .replace(".item().hex()", ".item()")
+)
+
+
+@pytest.mark.parametrize("megabytes", ["100", pytest.param("180", marks=pytest.mark.slow)])
+def test_a_module_in_parts_of_the_batch(tmp_path: Path, megabytes: str) -> None:
+    """With 100 MiB the forward pass cannot go on, with 180 MiB the backward pass."""
+    wanted, folder = run_script(tmp_path, WIDE), tmp_path / "limited"
+    folder.mkdir()
+    finished = run_script(folder, WIDE, megabytes, options=["--recover", "safe"])
+    assert finished.returncode == 0, finished.stderr
+    pairs = zip(finished.stdout.split(), wanted.stdout.split(), strict=True)
+    assert all(float(one) == pytest.approx(float(other), rel=1e-5) for one, other in pairs)
+    phase = "forward" if megabytes == "100" else "backward"
+    assert f"in the {phase} pass once, first at step 0: calls of " in finished.stderr
+    assert "were made in parts of the batch" in finished.stderr
+
+
 def test_says_why_not(tmp_path: Path) -> None:
     finished = run_script(tmp_path, textwrap.dedent(STUBBORN), options=["--recover", "safe"])
     assert finished.returncode == 1

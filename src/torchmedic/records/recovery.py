@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 RecoveryPhase = Literal["forward", "backward", "update"]
-Means = Literal["retry", "parts", "activations", "optimizer", "recompute", "kernel"]
+Means = Literal["retry", "parts", "activations", "optimizer", "recompute", "kernel", "split", "random split"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _PHASES: dict[RecoveryPhase, str] = {
@@ -24,6 +24,13 @@ _ADVICE: dict[Means, str] = {
     "recompute": _FEWER_ACTIVATIONS,
     "optimizer": "an optimizer with less state, or foreach=False",
     "kernel": "a smaller micro-batch with gradient accumulation",
+    "split": _FEWER_ACTIVATIONS,
+    "random split": _FEWER_ACTIVATIONS,
+}
+_RESULTS: dict[Means, str] = {
+    "kernel": "the results are the same up to rounding",
+    "split": "the results are the same up to rounding",
+    "random split": "the random numbers are others, as with another seed",
 }
 
 
@@ -61,17 +68,20 @@ def summary(recoveries: Iterable[Recovery], refusals: Iterable[Refusal]) -> list
         begin = "avoided an out-of-memory" if is_avoided else "recovered from out-of-memory"
         times = "once" if len(found) == 1 else f"{len(found)} times"
         seconds = sum(each.seconds for each in found)
-        same = "the results are the same" + (" up to rounding" if means == "kernel" else "")
         lines.append(
             f"{begin} in the {_PHASES[phase]} {times}, first at step {found[0].step}: "
-            f"{_done(means, max(each.bytes for each in found))}, {seconds:.1f} s in all, {same}; "
+            f"{_done(means, found)}, {seconds:.1f} s in all, {_RESULTS.get(means, 'the results are the same')}; "
             f"to make it permanent: {_ADVICE[means]}"
         )
     last = list(refusals)[-1:]
     return lines + [f"not recovered from out-of-memory in the {_PHASES[each.phase]}: {each.reason}" for each in last]
 
 
-def _done(means: Means, nbytes: int) -> str:
+def _done(means: Means, found: Sequence[Recovery]) -> str:
+    nbytes = max(each.bytes for each in found)
+    if means in ("split", "random split"):
+        calls = ", ".join(dict.fromkeys(each.call for each in found if each.call))
+        return f"calls of {calls} were made in parts of the batch and computed again for backward"
     if means == "retry":
         return "unused memory was freed and the call repeated"
     if means == "parts":

@@ -7,6 +7,7 @@ new graph, and only for the leaves that have not received their gradient yet.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -32,6 +33,7 @@ from torchmedic.source.segment.cut import CannotCut
 _is_compiling = torch.compiler.is_compiling
 _FAILED = object()
 _EVERYTHING = 1 << 62  # bytes
+_PARTS = (2, 4, 8, 16)  # of the rows of a batch, where a step needs too much with all of its saved tensors out
 
 
 class Gradients:
@@ -106,6 +108,7 @@ class GuardedEngine:
             session.saved.backward.begin(session.backward_room.spare, keeps_graph=keeps_graph)
             session.in_parts.may_overwrite = not keeps_graph
             session.in_parts.is_refused |= bool(args[2])
+            session.splits.is_refused |= bool(args[2])
             try:
                 result = run(t_outputs, *args, **kwargs)
             except BaseException as error:
@@ -182,11 +185,14 @@ class GuardedEngine:
             with unseen():
                 session.saved.release(call.roots)
                 session.in_parts.release(call.roots)
-        for budget in self._budgets(error):
+        for budget, parts in self._budgets(error):
             spill = session.early_spill(budget)
             roots: list[torch.Tensor] = []
             try:
-                roots = again.roots(call.roots, spill)
+                with session.splits.forced(parts) if parts else contextlib.nullcontext():
+                    roots = again.roots(call.roots, spill)
+                    if parts and not session.splits.made:
+                        raise Refused(f"{session.nothing_left()}; {session.splits.reasons()}")
                 result = self._run(call, roots, gradients)
             except Exception as failure:
                 if not is_out_of_memory(failure):
@@ -196,24 +202,33 @@ class GuardedEngine:
                     session.in_parts.release(roots)
                 traceback.clear_frames(failure.__traceback__)
                 continue
-            session.recovered("backward", "recompute", "backward", spill.spilled, time.monotonic() - started)
+            if parts:
+                session.splits.recovered("backward", session.splits.made, time.monotonic() - started)
+            else:
+                session.recovered("backward", "recompute", "backward", spill.spilled, time.monotonic() - started)
             return result
         raise Refused(session.nothing_left())
 
-    def _budgets(self, error: BaseException) -> Iterator[int]:
-        """The bytes of saved tensors to take out: some at first, more, all, all with optimizer state out as well."""
+    def _budgets(self, error: BaseException) -> Iterator[tuple[int, int]]:
+        """The bytes of saved tensors to take out, and the parts in which modules are called.
+
+        Some bytes at first, more, all, all with optimizer state out as well, at last in more and more parts.
+        """
         found, session = exhaustion_of_error(error), self._session
         more = 2 * max((found.asked or 0) if found is not None else 0, session.next_steps.parked_in_step)
         for times in (1, 3):
             free_unused_memory()
-            yield session.next_steps.budget + times * more
+            yield session.next_steps.budget + times * more, 0
         free_unused_memory()
-        yield _EVERYTHING
+        yield _EVERYTHING, 0
         with unseen():
             free = session.optimizers.park(_EVERYTHING, frozenset(), gradients=False)
         if free:
             free_unused_memory()
-            yield _EVERYTHING
+            yield _EVERYTHING, 0
+        for parts in _PARTS:
+            free_unused_memory()
+            yield _EVERYTHING, parts
 
     def _run(self, call: _Call, roots: Sequence[torch.Tensor], gradients: Gradients) -> Any:
         """Run the backward for the leaves that have no gradient yet."""

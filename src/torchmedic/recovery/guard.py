@@ -98,7 +98,7 @@ class Guard(TorchFunctionMode):
                 session.recovered(session.phase, means, _name(func), room.nbytes, time.monotonic() - started)
                 return result
             if func not in CONVOLUTIONS:
-                session.refuse(session.phase, session.nothing_left())
+                session.nothing_helped(error)
         except KeyboardInterrupt:
             raise
         except Exception as failure:
@@ -116,7 +116,7 @@ class Guard(TorchFunctionMode):
             result = func(*args, **kwargs)
         except Exception as error:
             without_our_frame(error)
-            session.refuse(session.phase, session.nothing_left())
+            session.nothing_helped(error)
             raise
         session.recovered(session.phase, "kernel", _name(func), 0, 0.0)
         return result

@@ -110,10 +110,12 @@ def recover(level: Level = "safe") -> Iterator[Recovered]:
 
     A call of torch that runs out of memory is repeated with more room: unused memory is freed, saved activations and
     optimizer state are parked in host memory, or in a file if the host itself is short. A backward pass is repeated
-    from its forward pass. What cannot be repeated exactly raises as without this block.
+    from its forward pass. Where that is not enough, a module whose rows are independent is called in parts of the
+    batch: the results are then the same up to rounding. What cannot be repeated raises as without this block.
 
     Args:
-        level: "safe" does only what leaves the training unchanged; "all" also runs backward hooks of modules again.
+        level: "safe" does only what leaves the training unchanged; "all" also runs hooks of modules again, and draws
+            other random numbers where a module with dropout must be called in parts of the batch.
 
     Yields:
         The list of what happened, filled as it happens. At the end of the block it is printed to stderr.
@@ -193,7 +195,7 @@ def _around_examining(session: Session) -> Callable[[], contextlib.AbstractConte
     @contextlib.contextmanager
     def examining() -> Iterator[None]:
         session.state_wanted()  # an examination copies tensors, and the guard does not see that
-        with original():
+        with original(), session.splits.left_alone():
             yield
 
     return examining

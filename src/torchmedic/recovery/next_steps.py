@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from torchmedic.records.recovery import Means, RecoveryPhase
 from torchmedic.recovery.early_spill import EarlySpill
@@ -14,11 +15,21 @@ _MIN_PRESSED_BYTES = 128 << 20
 _MAX_GROWTH_BYTES = 1 << 30  # of the budget, beyond twice its size, after a step that was computed with all of it out
 
 
+class Splits(Protocol):
+    """Calls that are made in parts."""
+
+    @property
+    def are_kept(self) -> bool: ...
+
+    def take_less(self) -> None: ...
+
+
 class NextSteps:
     """Saved tensors and optimizer state that do not stay in memory, as long as memory is short."""
 
-    def __init__(self, early_spill: Callable[[int], EarlySpill]) -> None:
+    def __init__(self, early_spill: Callable[[int], EarlySpill], splits: Splits | None = None) -> None:
         self._early_spill = early_spill  # takes so many bytes of saved tensors out in each step
+        self._splits = splits
         self.early: EarlySpill | None = None
         self.optimizer_bytes = 0  # of state to park after each update, as the passes after it have no room
         self._state_parked_in_step = self._state_parked_before = False
@@ -35,11 +46,15 @@ class NextSteps:
 
     @property
     def are_short(self) -> bool:
-        return self.early is not None or bool(self.optimizer_bytes)
+        return (
+            self.early is not None or bool(self.optimizer_bytes) or (self._splits is not None and self._splits.are_kept)
+        )
 
     def recovered(self, phase: RecoveryPhase, means: Means, nbytes: int) -> None:
         """Memory has run out, and so many bytes were taken out of it."""
         self._calm = 0
+        if means in ("split", "random split"):
+            self._calm_wanted *= 1 + self._has_taken_less
         if means in ("activations", "kernel"):  # a workspace that was refused was missing, too
             self.parked_in_step += nbytes
         elif means == "optimizer" and phase != "update":
@@ -84,6 +99,8 @@ class NextSteps:
         self._calm = 0
         self._has_taken_less = True
         self.optimizer_bytes //= 2
+        if self._splits is not None:
+            self._splits.take_less()
         if self.early is not None:
             self.early.budget //= 2
             if self.early.budget < _MIN_BUDGET_BYTES:

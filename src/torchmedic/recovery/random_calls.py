@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,11 +23,12 @@ def draws(function: Any) -> bool:
     found = _known.get(function)
     if found is None:
         name = getattr(function, "__name__", "")
-        found = _known[function] = name in _COMPOSITE or _is_seeded(name) or _is_seeded(name.rstrip("_"))
+        found = _known[function] = name in _COMPOSITE or is_seeded(name) or is_seeded(name.rstrip("_"))
     return found
 
 
-def _is_seeded(name: str) -> bool:
+@functools.cache
+def is_seeded(name: str) -> bool:
     """Whether an operator of this name says that it uses a seed."""
     if not name or name.startswith("__"):
         return False

@@ -29,6 +29,7 @@ from torchmedic.recovery.random_calls import GivenGenerators, RandomState, rando
 from torchmedic.recovery.recipes import Recipes
 from torchmedic.recovery.room import RoomMaker, give_back_caches, keep_blocks_whole, refills, used_share
 from torchmedic.recovery.saved_tensors import SavedTensors
+from torchmedic.recovery.split_calls import SplitCalls
 from torchmedic.recovery.workspaces import Workspaces
 from torchmedic.source.objects.graph import walk
 
@@ -74,7 +75,8 @@ class Session:
         self._refills = 0
         self._searched_by = self._emptied_by = 0  # numbers of backward passes: nothing is left to park in the second
         self._is_unsure = False  # whether the next backward pass has room for its workspaces
-        self.next_steps = NextSteps(self.early_spill)
+        self.splits = SplitCalls(self)
+        self.next_steps = NextSteps(self.early_spill, self.splits)
 
     @property
     def phase(self) -> RecoveryPhase:
@@ -93,6 +95,11 @@ class Session:
     def nothing_left(self) -> str:
         why = f" ({self.room.no_room})" if self.room.no_room else ""
         return f"no memory could be freed that the call does not use itself{why}"
+
+    def nothing_helped(self, error: BaseException) -> None:
+        """A call could not be repeated: a call of a module around it may be made in parts, else it is refused."""
+        if not self.splits.may_help(error):
+            self.refuse(self.phase, self.nothing_left())
 
     def recovered(
         self,
@@ -225,6 +232,7 @@ class Session:
                 self.raise_guard()
             else:
                 self.lower_guard()
+                self.splits.remove()
             self._is_update_safe = self.room.has_room_for_update()
 
     def state_wanted(self) -> None:
@@ -236,11 +244,13 @@ class Session:
         """The script uses torch.compile, which would trace the guard."""
         self._compiles = True
         self.lower_guard()
+        self.splits.remove()
 
     def raise_guard(self) -> None:
         if not self.is_up:
             self.guard.__enter__()  # type: ignore[no-untyped-call]
             self.is_up = True
+            self.splits.install()
 
     def lower_guard(self) -> None:
         """Take the guard away, unless a mode of the user's lies above it."""
@@ -252,6 +262,7 @@ class Session:
         for storage in self.optimizers.living_out():
             self.bring_back(storage, frozenset())
         self.lower_guard()
+        self.splits.remove()
 
     def _plan(self) -> None:
         """Take out of memory early in the next step what had to be parked in the steps before."""

@@ -128,7 +128,8 @@ def test_python_objects_are_what_they_were() -> None:
         count += 1
 
     one_way = numbered()
-    with python_left_alone(sys._getframe()) as unread:
+    with python_left_alone(sys._getframe()) as noted:
+        assert not noted.changed
         slotted.count += 1
         _Plain.shared += 1
         plain.items["b"] = plain.more = 2  # type: ignore[attr-defined]
@@ -138,7 +139,8 @@ def test_python_objects_are_what_they_were() -> None:
         next(steady)
         add()
         os.environ["TORCHMEDIC_TEST"] = "1"
-        assert id(one_way) in unread
+        assert id(one_way) in noted.one_way
+        assert noted.changed
 
     assert (slotted.count, _Plain.shared, vars(plain)) == (1, 0, {"items": {"a": 1}})
     assert (list(ordered), queue, numbers, next(steady), count) == (["a", "b"], collections.deque([1]), {1, 2}, 1, 0)

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from torchmedic.replay.isolation.undo import container
+from torchmedic.replay.isolation.undo import Contents
 from torchmedic.source.objects.containers import first_values, items, length
 from torchmedic.source.objects.finite import is_bad, is_finite
 from torchmedic.source.objects.graph import following, leaves_behind, nodes_behind, oldest, walk
@@ -77,7 +77,7 @@ def test_containers_are_read_past_the_methods_of_their_class(value: Any) -> None
 
 def test_a_container_gets_back_its_items_past_the_methods_of_its_class() -> None:
     value = TouchyList([1, 2])
-    put_back = container(value)
+    put_back = Contents(value)
     list.append(value, 3)
 
     put_back()

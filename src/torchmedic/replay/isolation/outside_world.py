@@ -105,6 +105,11 @@ def refusals() -> int:
     return _seal.count if _seal is not None else 0
 
 
+def is_sealed() -> bool:
+    """Whether a replay is under way."""
+    return _seal is not None
+
+
 @contextlib.contextmanager
 def sealed() -> Iterator[None]:
     """Nothing that is run here reaches outside of the process, or another thread."""

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from torchmedic.replay.isolation.undo import (
+    Contents,
     PutBack,
     cell,
     class_attributes,
-    container,
     is_bound,
     settings,
     slot,
@@ -70,7 +70,7 @@ class TooMuchInReach(Exception):
 
 
 @contextlib.contextmanager
-def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[set[int]]:
+def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Walk]:
     """Put back what the block changes in what a frame, its callers and the user's modules hold.
 
     Args:
@@ -78,12 +78,12 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[se
         thorough: Seconds in which everything in reach must be noted; 0 if what is nearest will do.
 
     Yields:
-        The identities of iterators that cannot be put back.
+        What was noted.
 
     Raises:
         TooMuchInReach: Not everything could be noted; only if `thorough`.
     """
-    walk = _Walk(_shared_with_other_threads())
+    walk = Walk(_shared_with_other_threads())
     put_backs = settings()
     roots = [*_stack_variables(frame), *(variables for _, variables in user_modules())]
     if thorough:
@@ -92,23 +92,30 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[se
     else:
         walk.follow(roots)
     try:
-        yield walk.one_way
+        yield walk
     finally:
         for put_back in [*put_backs, *walk.records]:
             with contextlib.suppress(Exception):
                 put_back()
 
 
-class _Walk:
+class Walk:
     """Finds what is in reach, nearest first, and notes how to put each object back."""
 
     def __init__(self, shared: set[int]) -> None:
         self.records: list[PutBack] = []
-        self.one_way: set[int] = set()
+        self.one_way: set[int] = set()  # identities of iterators that cannot be put back
         self._shared = shared
         self._seen: dict[int, Any] = {}  # with the objects, so that no identity is used twice
         self._pending: collections.deque[Any] = collections.deque()
         self._array_bytes = 0
+
+    @property
+    def changed(self) -> frozenset[int]:
+        """The containers and attributes that hold something else than before, as numbers."""
+        return frozenset(
+            number for number, each in enumerate(self.records) if isinstance(each, Contents) and each.has_changed
+        )
 
     def follow(self, roots: Iterable[Any], seconds: float = _MAX_SECONDS, most: int = _MAX_OBJECTS) -> bool:
         """Visit what is in reach within so many seconds and objects; returns whether that was everything."""
@@ -134,7 +141,7 @@ class _Walk:
                 self.records.append(lambda: None if value.requires_grad is wanted else value.requires_grad_(wanted))
         elif issubclass(kind, (*CONTAINERS, tuple, frozenset)):
             if issubclass(kind, CONTAINERS) and id(value) not in self._shared:
-                self.records.append(container(value))
+                self.records.append(Contents(value))
             self._push(first_values(value, _MAX_FOLLOWED if length(value) > _MAX_ITEMS else _MAX_ITEMS))
             if kind.__flags__ & _HEAP_TYPE:
                 self._attributes(value, kind)
@@ -164,7 +171,7 @@ class _Walk:
         own = own_dict(value, kind)
         if own is not None and id(own) not in self._seen:
             self._seen[id(own)] = own
-            self.records.append(container(own))
+            self.records.append(Contents(own))
         self.records += [slot(value, member) for _, member in members_of(kind)]
         inside = [item for _, item in attributes(value, kind)]
         self._push(inside[:_MAX_FOLLOWED] if len(inside) > _MAX_ITEMS else inside)

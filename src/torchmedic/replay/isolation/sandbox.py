@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.observe.device.hidden_work import with_default_device
 from torchmedic.replay.isolation.outside_world import reading_refused, refuse, sealed
-from torchmedic.replay.isolation.python_state import python_left_alone
+from torchmedic.replay.isolation.python_state import Walk, python_left_alone
 
 _MAX_SECONDS = 120.0  # of a replay, however long a step usually takes
 _MIN_SECONDS = 15.0
@@ -33,8 +33,11 @@ _OPERATIONS_PER_LOOK = 64  # at memory
 
 
 @contextlib.contextmanager
-def harmless(frame: FrameType, *, thorough: float = 0.0) -> Iterator[None]:
+def harmless(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Walk]:
     """Keep the block from the world outside, and put back what it changes in Python.
+
+    Yields:
+        What was noted, to be put back.
 
     Raises:
         TooMuchInReach: Not everything can be put back; only if `thorough`.
@@ -43,12 +46,12 @@ def harmless(frame: FrameType, *, thorough: float = 0.0) -> Iterator[None]:
         __import__("torch._dynamo")  # else a replay would load it, and find our answers
     with (
         signals_deferred(),
-        python_left_alone(frame, thorough=thorough) as one_way,
+        python_left_alone(frame, thorough=thorough) as noted,
         sealed(),
-        reading_refused(one_way),
+        reading_refused(noted.one_way),
         with_default_device(),
     ):
-        yield
+        yield noted
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ def preserved(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Ten
         finally:
             with torch.no_grad():
                 for tensor, value in buffers:
-                    _put_back(tensor, value)
+                    put_back(tensor, value)
 
 
 @contextlib.contextmanager
@@ -100,7 +100,8 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
         set_counter(tensor, version)
 
 
-def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
+def put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a tensor back the values that it had, in the same version."""
     if tensor.is_meta:
         return  # no values
     if not torch.equal(tensor, value) or (value.is_floating_point() and bool(torch.isnan(value).any())):

@@ -20,39 +20,39 @@ from torchmedic.source.objects.containers import items
 PutBack = Callable[[], None]
 
 
-def container(value: Any) -> PutBack:
-    """A dictionary, list, set or deque, read and filled past the methods of its class."""
-    if isinstance(value, dict):
-        kind: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-        keys, items = list(kind.keys(value)), list(kind.values(value))
+class Contents:
+    """What a dictionary, list, set or deque holds, read and filled past the methods of its class."""
 
-        def put_back() -> None:
-            if not (_same(list(kind.keys(value)), keys) and _same(list(kind.values(value)), items)):
-                kind.clear(value)
-                for key, item in zip(keys, items, strict=True):
-                    kind.__setitem__(value, key, item)
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        kinds = (collections.OrderedDict, dict, list, set, collections.deque)
+        self._kind: Any = next(kind for kind in kinds if isinstance(value, kind))
+        self._before = self._items()
 
-        return put_back
-    before = _items(value)
-    if isinstance(value, list):
-        return lambda: None if _same(_items(value), before) else list.__setitem__(value, slice(None), before)
-    kind = set if isinstance(value, set) else collections.deque
-    fill = set.update if isinstance(value, set) else collections.deque.extend
+    def _items(self) -> list[Any]:
+        if issubclass(self._kind, dict):
+            return [*self._kind.keys(self._value), *self._kind.values(self._value)]
+        return [item for _, item in items(self._value)]
 
-    def refill() -> None:
-        if not _same(_items(value), before):
-            kind.clear(value)
-            fill(value, before)
+    @property
+    def has_changed(self) -> bool:
+        now = self._items()
+        return len(now) != len(self._before) or not all(map(operator.is_, now, self._before))
 
-    return refill
-
-
-def _items(container: Any) -> list[Any]:
-    return [item for _, item in items(container)]
-
-
-def _same(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(map(operator.is_, now, before))
+    def __call__(self) -> None:
+        """Put back what it held."""
+        if not self.has_changed:
+            return
+        value, before, kind = self._value, self._before, self._kind
+        if kind is list:
+            list.__setitem__(value, slice(None), before)
+            return
+        kind.clear(value)
+        if issubclass(kind, dict):
+            for key, item in zip(before[: len(before) // 2], before[len(before) // 2 :], strict=True):
+                kind.__setitem__(value, key, item)
+        else:
+            (set.update if kind is set else collections.deque.extend)(value, before)
 
 
 def is_bound(variable: types.CellType) -> bool:

@@ -163,6 +163,11 @@ class RestoreWrites(TorchDispatchMode):
             self._born |= made - _storages((args, kwargs))
         return result
 
+    @property
+    def has_written(self) -> bool:
+        """Whether something was written to memory that is older."""
+        return bool(self._copies or self._others)
+
     def _keep(self, tensor: torch.Tensor) -> None:
         key = storage_of(tensor)
         if key in self._watched:

@@ -65,19 +65,22 @@ class Step:
             self.runner.frozen = set()
         return False
 
-    def is_faithful(self, played: ReplayResult, loss: Sequence[torch.Tensor]) -> bool:
-        """Whether the replayed loss equals the original one bit for bit."""
+    def is_faithful(self, played: ReplayResult, loss: Sequence[torch.Tensor], rounding: int = 0) -> bool:
+        """Whether the replayed loss equals the original one: bit for bit, or up to so many units of the last place."""
         if not loss or not played.roots:
             return False
         wanted = [tensor.detach() for tensor in loss]
         given = [tensor.detach() for tensor in played.roots[-len(wanted) :]]
-        return len(given) == len(wanted) and all(_same_bits(a, b) for a, b in zip(wanted, given, strict=True))
+        return len(given) == len(wanted) and all(_same_bits(a, b, rounding) for a, b in zip(wanted, given, strict=True))
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same_bits(a: torch.Tensor, b: torch.Tensor, rounding: int) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return bool(((a == b) | (a.isnan() & b.isnan())).all().item())
+    same = (a == b) | (a.isnan() & b.isnan())
+    if rounding and a.is_floating_point():
+        same |= (a - b).abs() <= rounding * torch.finfo(a.dtype).eps * a.abs()
+    return bool(same.all().item())
 
 
 def from_stack(frame: FrameType | None, agent: StepContext, *, include_failing: bool, outwards: int = 0) -> Step:
