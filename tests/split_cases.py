@@ -177,6 +177,22 @@ def gpt2(fault: TorchDispatchMode) -> Found:
     return losses, [each.detach() for each in net.parameters()], []
 
 
+def line_search(fault: TorchDispatchMode) -> Found:
+    torch.manual_seed(0)
+    net = Wide()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2)
+    x = torch.randn(ROWS, WIDTH)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        return cast(torch.Tensor, loss)
+
+    with fault:
+        return [float(optimizer.step(closure))], [], []  # type: ignore[arg-type]
+
+
 LOOPS: dict[str, Callable[[TorchDispatchMode], Found]] = {
     "mean": lambda fault: loop(fault, make=adam),
     "sum": lambda fault: loop(fault, loss_of=total),
@@ -191,6 +207,7 @@ LOOPS: dict[str, Callable[[TorchDispatchMode], Found]] = {
     "keeping": lambda fault: loop(fault, Keeping),
     "centred": lambda fault: loop(fault, Centred),
     "hooked": lambda fault: loop(fault, hooked),
+    "line_search": line_search,
 }
 
 

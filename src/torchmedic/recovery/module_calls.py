@@ -61,6 +61,15 @@ def is_inside_call(frame: FrameType | None) -> bool:
     return False
 
 
+def is_in_line_search(frame: FrameType | None) -> bool:
+    """Whether LBFGS is under way: its search decides by small differences of the loss, which rounding may turn."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.optim.lbfgs":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks of the user's would see the calls of a module, or of one inside it."""
     tables = [vars(each).get(name) for each in module.modules() for name in _HOOKS]

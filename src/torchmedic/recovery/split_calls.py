@@ -23,7 +23,7 @@ from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.records.recovery import Means, RecoveryPhase
 from torchmedic.recovery.call_in_parts import CallInParts
-from torchmedic.recovery.module_calls import WHOLE, around_call, has_hooks, is_inside_call
+from torchmedic.recovery.module_calls import WHOLE, around_call, has_hooks, is_in_line_search, is_inside_call
 from torchmedic.recovery.random_calls import generator_states
 from torchmedic.recovery.room import free_unused_memory
 from torchmedic.recovery.rows import CannotSplit, RowCall
@@ -239,6 +239,8 @@ class SplitCalls:
             raise CannotSplit("other ranks or devices take part in it")
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None or torch._C._get_tracing_state():
             raise CannotSplit("it runs inside of a checkpoint, or of other hooks for saved tensors")
+        if self._session.level == "safe" and is_in_line_search(sys._getframe()):
+            raise CannotSplit("LBFGS calls it, which decides by small differences (--recover all allows it)")
         if self._session.level == "safe" and has_hooks(module):
             raise CannotSplit("a module has a hook, which would see the parts (--recover all allows it)")
 

@@ -68,6 +68,7 @@ def test_a_backward_that_needs_too_much(name: str, tmp_path: Path) -> None:
         ("dropout", "Wide: it draws random numbers (dropout), which would be others (--recover all allows it)"),
         ("batch_norm", "Wide: its rows depend on each other"),
         ("hooked", "Wide: a module has a hook, which would see the parts (--recover all allows it)"),
+        ("line_search", "Wide: LBFGS calls it, which decides by small differences (--recover all allows it)"),
     ],
 )
 def test_refused(name: str, reason: str, tmp_path: Path) -> None:
