@@ -108,12 +108,11 @@ def mark(path: Path, text: str = "") -> None:
 
 
 def _is_taken(path: Path, job: str | None) -> bool:
-    if job is not None and _is_of_job(path, job):
-        return False
     try:
-        return path.is_file() or (path.is_dir() and any(path.iterdir()))
+        is_used = path.is_file() or (path.is_dir() and any(path.iterdir()))
     except OSError:
         return False  # making the folder will report the error
+    return is_used and (job is None or not _is_of_job(path, job))  # in this order: a rank may make it in between
 
 
 def _is_of_job(path: Path, job: str) -> bool:
