@@ -11,10 +11,14 @@ Cure: standardise the data: subtract the mean of every column and divide by its 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
+from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.evidence.step_data import data_of, made_at
+from torchmedic.evidence.step_data import Data, data_of, made_at
 from torchmedic.replay.trajectory.change import Change
 
 
@@ -23,25 +27,39 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     if divergence is None or not is_ordinary_rate(divergence):
         return None
-    for data in data_of(divergence):
-        if not data.is_unscaled:
-            continue
-        change = Change(f"{data.shown} {data.path} standardised", data=data.standardised())
+    unscaled = [data for data in data_of(divergence) if data.is_unscaled]
+    alone = [[data] for data in unscaled]
+    for group in [*alone, unscaled] if len(unscaled) > 1 else alone:
+        paths = ", ".join(str(data.path) for data in group)
+        change = Change(f"{paths} standardised", data=_standardised(group))
         if not divergence.turns_alone(change):
             continue
-        column = data.widest
+        shown = listed([data.shown for data in group])
+        ranges = "; ".join(data.widest.text for data in group)
         draft = begin(
             check,
             evidence,
             divergence,
-            f"the data in {data.shown} is not scaled",
-            f"{column.text}, which is too large for the learning rate",
+            f"the data in {shown} is not scaled",
+            f"{ranges}, which is too large for the learning rate",
         )
         unit = divergence.trajectory.units[0]
-        draft.at(made_at(evidence, unit, data.tensor, column.text))
+        for data in group:
+            draft.at(made_at(evidence, unit, data.tensor, data.widest.text))
         if not draft.has_place:  # what made the data is gone: the step that reads it is known
-            draft.at(evidence.noticed.location("cause", column.text) if evidence.noticed is not None else None)
-        title = f"standardise {data.shown}: subtract the mean of every column, divide by its deviation"
+            draft.at(evidence.noticed.location("cause", ranges) if evidence.noticed is not None else None)
+        title = f"standardise {shown}: subtract the mean of every column, divide by its deviation"
         draft.treat(cure(divergence, title, [("standardised", divergence.course(change))]))
         return finish(draft, evidence)
     return None
+
+
+def _standardised(group: list[Data]) -> Callable[[dict[str, Any]], None]:
+    """Changes all data of a group."""
+    changes = [data.standardised() for data in group]
+
+    def change(namespace: dict[str, Any]) -> None:
+        for each in changes:
+            each(namespace)
+
+    return change
