@@ -154,7 +154,7 @@ def is_fine(optimizer: Any, witness: Witness) -> bool:
     try:
         if plain is not None:
             dtype, size, memory_at, first_bytes = plain
-            if gradient.dtype is dtype and gradient.numel() == size and gradient.is_contiguous():
+            if gradient.is_cpu and gradient.dtype is dtype and gradient.numel() == size and gradient.is_contiguous():
                 address = gradient.data_ptr()  # 0 where the memory has been given back
                 first = memory_at(address).raw[first_bytes] if address else b"\x7f"
                 if not (127 in first or 255 in first):
