@@ -37,7 +37,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def rebuilt(value: Any, leaves: Iterator[Any], depth: int = 0) -> Any:
-    """The same containers and objects around other leaves."""
+    """Put other leaves into copies of the containers and objects."""
     found, structure = tree_flatten(value)
     made = []
     for leaf in found:
