@@ -16,6 +16,7 @@ import ctypes
 import functools
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -112,6 +113,13 @@ def read_held(run: Path, pid: int) -> tuple[HeldMemory, ...]:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return reading.decode(reading.read(held(run, pid)), tuple[HeldMemory, ...])
     return ()
+
+
+def seconds_since_held(run: Path, pid: int) -> float | None:
+    """The age of the answer of a process that was asked what it holds."""
+    with contextlib.suppress(OSError):
+        return time.time() - held(run, pid).stat().st_mtime
+    return None
 
 
 def holders_known(run: Path) -> set[int]:

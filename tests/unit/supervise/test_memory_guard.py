@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from torchmedic.diagnose.engine import ask
 from torchmedic.records import BoxContents, Diagnosis, Location
 from torchmedic.records.death import Death
 from torchmedic.records.memory import HeldMemory, HostAlarm, MemorySample
+from torchmedic.runfolder import questions
 from torchmedic.supervise import memory_warnings
 from torchmedic.supervise.host.memory_guard import MemoryGuard
 
@@ -134,6 +136,35 @@ def test_an_alarm_is_raised_once_with_the_process_and_its_holders(
     assert (diagnosis.cause_location.file, diagnosis.cause_location.line) == ("train.py", 3)
     assert "`seen` holds 762.9 MiB in 9 items" in diagnosis.evidence
     assert who in diagnosis.cause
+
+
+def test_an_answer_is_compared_with_the_size_that_the_process_had_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchmedic.supervise.host import memory_guard
+
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / "events.jsonl").write_bytes(b'{"kind":"start","pid":7}\n')
+    (tmp_path / questions.FOLDER).mkdir()
+    now = [100.0]
+    monkeypatch.setattr(memory_guard.time, "monotonic", lambda: now[0])
+    proc, groups = machine(tmp_path, pages=0, limit=GIB)
+    guard = MemoryGuard(tmp_path, proc, groups)
+    raised = []
+    for share in (0.3, 0.4, 0.7, 0.85, 0.95):
+        machine(tmp_path, pages=int(share * GIB / PAGE), limit=GIB)
+        guard.look([7])
+        if share == 0.4:
+            held = HeldMemory(name="seen", nbytes=GIB // 7, items=9, file="train.py", line=3)
+            questions.write_held(tmp_path, 7, [held])
+        if questions.read_held(tmp_path, 7):  # the file gets one second older in every turn, too
+            age = time.time() - (now[0] - 101.0)
+            os.utime(questions.held(tmp_path, 7), (age, age))
+        raised += memory_warnings.new(guard)
+        now[0] += 1.0
+    (diagnosis,) = raised
+    assert diagnosis.cause_location is not None
+    assert (diagnosis.cause_location.file, diagnosis.cause_location.line) == ("train.py", 3)
 
 
 def test_memory_that_others_use_is_not_blamed_on_the_run() -> None:

@@ -102,7 +102,10 @@ class MemoryGuard:
         if not self._raised.holders:
             if self._is_answer_due():
                 return []
-            self._raised = msgspec.structs.replace(self._raised, holders=self._alarm().holders)
+            late = self._alarm()
+            self._raised = msgspec.structs.replace(
+                self._raised, holders=late.holders, size_when_asked=late.size_when_asked
+            )
         self._told = True
         return [self._raised]
 
@@ -196,6 +199,7 @@ class MemoryGuard:
             together=sum(rises),
             alike=sum(each >= _ALIKE_SHARE * max(rises) for each in rises),
             holders=self._holders(growing[0] if growing is not None else 0, known),
+            size_when_asked=self._size_when_asked(growing[0]) if growing is not None else None,
             pinned=pinned(folder) if folder is not None else 0,
             rank=layout.rank_of(folder) if folder is not None else 0,
             step=moment.step if moment is not None else None,
@@ -206,6 +210,14 @@ class MemoryGuard:
     def _holders(self, pid: int, folder: Path | None) -> tuple[HeldMemory, ...]:
         """The holders from the process's answer, or else from its own last report."""
         return questions.read_held(self._run, pid) or (holders(folder) if folder is not None else ())
+
+    def _size_when_asked(self, pid: int) -> int | None:
+        """The memory of a process when it answered: a process that grows fast holds more than its last answer says."""
+        age = questions.seconds_since_held(self._run, pid)
+        if age is None:
+            return None
+        before = [each for each in self._samples if pid in each.private and each.time <= time.monotonic() - age]
+        return before[-1].private[pid] if before else None
 
     def _is_worker(self, pid: int) -> bool:
         return (cgroups.text(self._proc / str(pid) / "comm") or "").startswith(_WORKER)
