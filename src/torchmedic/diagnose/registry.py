@@ -114,6 +114,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "ranks.parameters_without_gradient",
     "ranks.parameter_ready_twice",
     "ranks.parameters_differ_between_ranks",
+    "ranks.file_not_ready",
     "autograd.unused_in_graph",
     "autograd.checkpoint_mismatch",
     "autograd.inference_tensor_in_graph",
@@ -380,6 +381,7 @@ RANKS: Family[Job] = Family(
 COMPARED: Family[JobFacts] = Family(
     "ranks.same_data_on_all_ranks",
     "ranks.same_order_in_every_epoch",
+    "ranks.parameters_in_different_order",
     "ranks.weights_drift_apart",
     "ranks.exchange_in_every_micro_batch",
     "ranks.device_shared_by_ranks",

@@ -203,8 +203,9 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`.
     `updating` is the line of the first update, `scheduling` that of the first step of a scheduler. `wrapper` is
     "DistributedDataParallel" if such a module was made at `wrapped_at`, `forwards` is 1 once it was called for
-    training, `has_hook` is that the user decides how it exchanges gradients. `syncs` is how many times the gradients
-    are exchanged for one update, `nbytes` how large they are.
+    training, `is_apart` is that the ranks may differ on purpose: a hook of the user exchanges gradients, or `Join` lets
+    ranks make different numbers of updates. `parameters` are the names of its first parameters, in their order. `syncs`
+    is how many times the gradients are exchanged for one update, `nbytes` how large they are.
     `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see.
     """
 
@@ -225,7 +226,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     wrapper: str = ""
     wrapped_at: StackFrame | None = None
     forwards: int = 0
-    has_hook: bool = False
+    is_apart: bool = False
+    parameters: tuple[str, ...] = ()
     syncs: int = 0
     nbytes: int = 0
     device: str = ""

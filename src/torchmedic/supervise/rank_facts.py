@@ -48,15 +48,18 @@ class RankComparison:
         from torchmedic.diagnose import registry
         from torchmedic.diagnose.engine import ask_each
 
+        moments = {self._facts[folder].rank: box.moments for folder, box in self._boxes(at_end).items()}
         job = ranks.read_job(self._run)
+        ended = at_end and job is not None and all(state.fate == "ended" for state in job.ranks)
         found = job.difference if job is not None else None
+        if found is not None and ended and (told := ranks.verdict(self._run)) is not None:
+            evidence = (*told.evidence, "every rank ended with success: what a rank without partners raised was caught")
+            return [msgspec.structs.replace(told, severity="warning", evidence=evidence)]
         if found is not None and found.call is not None and found.expected is not None:
             return []  # the ranks have gone different ways: what their training has in common is over
         if any(isinstance(line, events.ExceptionLine) for folder in self._facts for line in events.read_events(folder)):
             return []  # what differs after an exception, such as weights after half an exchange, is its echo
         logs = tuple(state.log for state in job.ranks if state.log is not None) if job is not None else ()
-        ended = at_end and job is not None and all(state.fate == "ended" for state in job.ranks)
-        moments = {self._facts[folder].rank: box.moments for folder, box in self._boxes(at_end).items()}
         return ask_each(JobFacts(ranks=known, logs=logs, ended=ended, moments=moments), registry.COMPARED)
 
     def _boxes(self, at_end: bool) -> dict[Path, BoxContents]:

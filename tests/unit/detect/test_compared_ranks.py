@@ -53,8 +53,8 @@ IN_GROUPS = tuple(replace(each, calls=tuple(replace(call, group="1") for call in
         (facts(0, 1, 2, 3, **WRAPPED), facts(1, 1, 2, 4, **WRAPPED), QUIET, "unused-wrapper"),
         (facts(0, 1, 2, 3, forwards=1, **WRAPPED), facts(1, 1, 2, 4, forwards=1, **WRAPPED), (), "changed"),
         (
-            facts(0, 1, 2, 3, forwards=1, has_hook=True, **WRAPPED),
-            facts(1, 1, 2, 4, forwards=1, has_hook=True, **WRAPPED),
+            facts(0, 1, 2, 3, forwards=1, is_apart=True, **WRAPPED),
+            facts(1, 1, 2, 4, forwards=1, is_apart=True, **WRAPPED),
             (),
             None,
         ),
@@ -102,6 +102,29 @@ def test_a_weight_whose_gradient_is_never_exchanged() -> None:
     assert why(two(0, 0.5), two(1, 0.9), logs=AVERAGING) == "left-out"
     flat = (log(0, [1.0, 2.0, 3.0], shape=(4,)), log(1, [1.0, 2.0, 3.0], shape=(4,)))
     assert why(two(0, 0.5), two(1, 0.9), logs=flat) is None  # what was in there is not known
+
+
+def test_gradients_that_only_one_rank_gets() -> None:
+    reduced = tuple(log(rank, [1.0, 2.0, 3.0], "reduce") for rank in range(2))
+    assert why(facts(0, 1, 2, 3), facts(1, 1, 2, 4), logs=reduced) == "one-rank"
+    # The weights of that rank go to the others.
+    served = tuple(replace(each, calls=each.calls + log(0, [1.0, 2.0], "broadcast").calls) for each in reduced)
+    assert why(facts(0, 1, 2, 3), facts(1, 1, 2, 4), logs=served) is None
+    # A metric of this shape now and then.
+    assert why(facts(0, 1, 2, 3), facts(1, 1, 2, 4), logs=(log(0, [1.0], "reduce"), log(1, [1.0], "reduce"))) is None
+
+
+@pytest.mark.parametrize(
+    ("second", "is_told"),
+    [(("a", "c", "b"), True), (("a", "b", "c"), False), (("a", "b", "d"), False), (("a", "b"), False)],
+)
+def test_parameters_in_different_orders(second: tuple[str, ...], is_told: bool) -> None:
+    rule = registry.load("ranks.parameters_in_different_order")
+    job = JobFacts(ranks=(facts(0, parameters=("a", "b", "c"), **WRAPPED), facts(1, parameters=second, **WRAPPED)))
+    found = rule.check(job)
+    assert (found is not None) is is_told
+    if found is not None:
+        assert found.message == "parameter 2 is `b` on rank 0 and `c` on rank 1"
 
 
 def test_gradients_that_are_exchanged_in_one_flat_tensor() -> None:

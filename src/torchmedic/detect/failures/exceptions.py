@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerFailure | None = None
     exhaustion: Exhaustion | None = None  # what the exception says about memory
     agent: ProcessContext | None = None  # the training process; None in a DataLoader worker
+    time: float = 0.0  # in seconds since the epoch; 0 if not known
 
     @property
     def process(self) -> ProcessContext:
@@ -80,4 +82,5 @@ def raised(error: BaseException, agent: ProcessContext) -> Raised:
         worker=worker,
         exhaustion=exhaustion,
         agent=agent,
+        time=time.time(),
     )

@@ -13,7 +13,7 @@ _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware i
 _MIN_UPDATES = 2
 _MIN_UPDATES_APART = 512  # without any exchange, in a run that goes on: weights may be averaged now and then
 
-Why = Literal["unused-wrapper", "start", "changed", "skipped", "rates", "no-exchange", "left-out"]
+Why = Literal["unused-wrapper", "start", "changed", "skipped", "rates", "no-exchange", "left-out", "one-rank"]
 
 
 class Drift(NamedTuple):
@@ -54,6 +54,8 @@ def find_drift(job: JobFacts) -> Drift | None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
     line = first.wrapped_at if why == "unused-wrapper" else first.updating
+    if why == "one-rank":
+        line = next(frame for call in _calls(job.logs[0], "reduce") for frame in call.frames)
     exchanges = tuple((each.rank, _sample(each, last).exchanges) for each in facts)
     return Drift(first.names[index], first.shapes[index], last, sizes, why, line, rates, rates_at, exchanges)
 
@@ -62,8 +64,8 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
     """Why the weights differ; None where the ranks may train different models on purpose."""
     facts = job.ranks
     if all(each.wrapper for each in facts):
-        if any(each.has_hook for each in facts):
-            return None  # a hook may let the ranks train apart for a while
+        if any(each.is_apart for each in facts):
+            return None
         if not any(each.forwards for each in facts):
             return "unused-wrapper" if starts_equal else None
         if not all(each.forwards for each in facts):
@@ -83,7 +85,16 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
     averaged = [_averaged(log, each) for log, each in zip(job.logs, facts, strict=True)]
     if starts_equal and all(averaged) and not any(shape in _sent(log) for log in job.logs):
         return "left-out"
+    if starts_equal and all(_only_reduces(log, shape, updates) for log in job.logs):
+        return "one-rank"
     return None
+
+
+def _only_reduces(log: RankLog, shape: tuple[int, ...], updates: int) -> bool:
+    """Whether the gradient of a weight goes to one rank for every update, and no weight comes back."""
+    calls = list(_calls(log, "reduce"))
+    sent_back = _sent(log, "broadcast").count(shape)
+    return len(calls) >= updates and _sent(log, "reduce").count(shape) >= updates > sent_back and bool(calls[0].frames)
 
 
 def _averages(log: RankLog, facts: RankFacts) -> bool:
@@ -97,17 +108,17 @@ def _averaged(log: RankLog, facts: RankFacts) -> set[tuple[int, ...]]:
         return set()
     updates = max((sample.updates for sample in facts.weights), default=0)
     sent = _sent(log)
-    flat = sum(0 < _nbytes(call) == facts.nbytes for call in _exchanges_of_all(log))
+    flat = sum(0 < _nbytes(call) == facts.nbytes for call in _calls(log))
     return {shape for shape in facts.shapes if max(flat, sent.count(shape)) >= updates}
 
 
-def _exchanges_of_all(log: RankLog) -> Iterator[Collective]:
+def _calls(log: RankLog, op: str = "all_reduce") -> Iterator[Collective]:
     """The exchanges of a rank with all others: the models of two groups may differ on purpose."""
-    return (call for call in log.calls if call.op == "all_reduce" and call.group == "0")
+    return (call for call in log.calls if call.op == op and call.group == "0")
 
 
-def _sent(log: RankLog) -> list[tuple[int, ...]]:
-    return [shape for call in _exchanges_of_all(log) for shape in call.shapes]
+def _sent(log: RankLog, op: str = "all_reduce") -> list[tuple[int, ...]]:
+    return [shape for call in _calls(log, op) for shape in call.shapes]
 
 
 def _nbytes(call: Collective) -> int:

@@ -33,6 +33,7 @@ _MAX_BATCHES = 4
 _MAX_TENSORS = 4  # of a batch
 _SAMPLED_ELEMENTS = 64  # of a tensor of a batch
 _MAX_ITEMS = 4
+_MAX_NAMES = 512  # of parameters
 _MAX_WEIGHTS = 8
 _SAMPLED_WEIGHTS = 1024  # elements of one weight
 _MAX_SAMPLES = 24  # of the weights
@@ -79,9 +80,14 @@ class FactsOfRank:
         """A DistributedDataParallel is made; the frame is that of its `__init__`."""
         module, wrapper = frame.f_locals.get("module"), frame.f_locals.get("self")
         kind = torch.nn.parallel.DistributedDataParallel
+        parameters = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
         if isinstance(wrapper, kind) and wrapper.process_group.size() == self._facts.world_size:  # all train one model
-            self._change(wrapper="DistributedDataParallel", wrapped_at=_line(user_frame(frame)))
-        for name, parameter in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
+            self._change(
+                wrapper="DistributedDataParallel",
+                wrapped_at=_line(user_frame(frame)),
+                parameters=(*self._facts.parameters, *parameters)[:_MAX_NAMES],
+            )
+        for name, parameter in parameters.items():
             self._names[id(parameter)] = name
 
     def forward(self, module: Any, inputs: Any) -> None:
@@ -89,7 +95,7 @@ class FactsOfRank:
         self._forwards += 1
         self._exchanges += 1
         if not self._facts.forwards:
-            self._change(forwards=1, has_hook=_has_hook(module))
+            self._change(forwards=1, is_apart=_may_train_apart(module))
         if not self._has_loader and self.updates + 1 == self._next_sample > _MIN_UPDATES_BY_HAND:
             self._given(inputs, sys._getframe(1))
 
@@ -271,9 +277,13 @@ def _has_epoch(sampler: Any) -> bool:
     return isinstance(sampler, kind) and bool(sampler.shuffle) and sampler.num_replicas > 1
 
 
-def _has_hook(module: Any) -> bool:
-    """Whether the user decides how gradients are exchanged; the ranks may then differ on purpose."""
-    return bool(getattr(module, "_comm_hooks", None))
+def _may_train_apart(module: Any) -> bool:
+    """Whether the ranks may differ on purpose: a hook of the user exchanges gradients, or `Join` lets a rank end first.
+
+    After a `Join`, ranks with the same number of updates are at different places of the training.
+    """
+    joined = getattr(module, "_join_config", None)
+    return bool(getattr(module, "_comm_hooks", None)) or bool(getattr(joined, "enable", False))
 
 
 def _fingerprint(batch: Any) -> str:

@@ -4,7 +4,7 @@ What: with its default settings, DistributedDataParallel expects every parameter
 Some did not, so the averaging of the step was never finished, and the next forward fails.
 
 Why: a layer that only some steps use (a branch in `forward`), an output that the loss leaves out, a layer that is built
-and never called, parameters that are frozen after the model was wrapped.
+and never called, parameters that are frozen, or a layer that is replaced, after the model was wrapped.
 
 Cure: pass `find_unused_parameters=True` (it costs a walk over the graph per step), let every output take part in the
 loss, freeze the parameters that are not trained, or remove the layer.
@@ -44,22 +44,28 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if wrapper is None or not evidence.says(_UNFINISHED):
         return None
     missing = _without_gradient(evidence, wrapper)
-    names = list(missing)
+    replaced = _replaced(wrapper)
+    names = replaced or list(missing)
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     what = ", ".join(f"`{layer}`" for layer in layers[:_MAX_NAMED]) or "some parameters"
     is_frozen = bool(missing) and not any(each.requires_grad for each in missing.values())
-    place_, why = _freezing(evidence) if is_frozen else _skipped(wrapper.module, layers, evidence)
+    if replaced:
+        place_, why = _replacing(evidence, wrapper.module, layers)
+    else:
+        place_, why = _freezing(evidence) if is_frozen else _skipped(wrapper.module, layers, evidence)
     draft = check.draft(evidence, "proven" if names else "likely")
     draft.message = f"{what} got no gradient in the last step, and DistributedDataParallel waits for it"
+    if replaced:
+        draft.message = f"{what} was replaced, and DistributedDataParallel waits for the gradient of the old layer"
     draft.cause = why or "the loss of the last step does not depend on these parameters"
     draft.at(
         place_, *evidence.at_user_line("surfaced" if place_ is not None else "cause", "noticed at the next forward")
     )
-    if names:
+    if names and not replaced:
         draft.because(f"no gradient: {', '.join(f'`{name}`' for name in names[:_MAX_NAMED])}")
     draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}, static_graph={wrapper.static_graph}")
-    draft.treat(*_treatments(evidence, wrapper, names, is_frozen=is_frozen))
-    if not is_frozen:
+    draft.treat(*_treatments(evidence, wrapper, names, is_frozen=is_frozen, is_replaced=bool(replaced)))
+    if not is_frozen and not replaced:
         draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
     return draft
 
@@ -73,6 +79,35 @@ def _without_gradient(evidence: RaisedEvidence, wrapper: Any) -> dict[str, torch
     counted = next((each for each in (trained, known) if len(each) == count), [])
     indices = [int(word) for word in found[1].split()] if found is not None else []
     return dict(counted[index] for index in indices if index < len(counted))
+
+
+def _replaced(wrapper: Any) -> list[str]:
+    """The names of parameters that have taken the place of those in the model when it was wrapped."""
+    then = {id(each) for each in getattr(wrapper, "_module_parameters", ())}
+    now = dict(wrapper.module.named_parameters())
+    if then <= {id(each) for each in now.values()}:
+        return []
+    ignored = getattr(wrapper, "parameters_to_ignore", ())
+    return [name for name, each in now.items() if id(each) not in then and name not in ignored]
+
+
+def _replacing(evidence: RaisedEvidence, root: torch.nn.Module, layers: list[str]) -> tuple[Location | None, str]:
+    """The only line of the user's files, outside of the class of the owner, that assigns the layer."""
+    found = []
+    for layer in layers:
+        parent, _, attribute = layer.rpartition(".")
+        written = class_node(type(root.get_submodule(parent)))
+        inside = range(written[1].lineno, (written[1].end_lineno or 0) + 1) if written is not None else range(0)
+        for file in dict.fromkeys(frame.file for frame in evidence.frames if frame.is_user):
+            for node in nodes_in(syntax_tree(file)):
+                is_own = written is not None and file == written[0] and getattr(node, "lineno", 0) in inside
+                targets = node.targets if isinstance(node, ast.Assign) and not is_own else []
+                if any(isinstance(each, ast.Attribute) and each.attr == attribute for each in targets):
+                    found.append((file, node))
+    place_ = (
+        node_location("cause", *found[0], "replaced here, after the model was wrapped") if len(found) == 1 else None
+    )
+    return place_, "it was replaced after the model was wrapped, and DistributedDataParallel knows only the old layer"
 
 
 def _freezing(evidence: RaisedEvidence) -> tuple[Location | None, str]:
@@ -95,21 +130,25 @@ def _freezes(node: ast.AST) -> bool:
     return any(isinstance(value, ast.Constant) and value.value is False for value in given)
 
 
-def _treatments(evidence: RaisedEvidence, wrapper: Any, names: list[str], *, is_frozen: bool) -> list[Treatment]:
+def _treatments(
+    evidence: RaisedEvidence, wrapper: Any, names: list[str], *, is_frozen: bool, is_replaced: bool
+) -> list[Treatment]:
     """What helps, tried on the failing step: it must fail as the job did without the cure, and pass with it.
 
-    A wrapper that is made now does not count frozen parameters: that the step passes in it is a cure by itself. If the
-    failing step uses all parameters, the step before it did not: a step without them stands in for that one.
+    A wrapper that is made now does not count frozen or replaced parameters: that the step passes in it is a cure by
+    itself. If the failing step uses all parameters, the step before it did not: a step without them stands in for it.
     """
     instead = " in place of `static_graph=True`" if wrapper.static_graph else ""
     advice = Treatment(title=f"pass `find_unused_parameters=True`{instead} to DistributedDataParallel", safety="safe")
-    again = Treatment(title="freeze the parameters before the model is wrapped, or wrap it anew")
-    wanted = [again, advice] if is_frozen else [advice]
+    again = Treatment(title="change the layers before the model is wrapped, or wrap it anew")
+    is_stale = is_frozen or is_replaced
+    beside = [] if is_replaced else [advice]  # the new layer would train apart on each rank
+    wanted = [again, *beside] if is_stale else beside
     try:
         runner = evidence.step_through_backward().runner
         plain = two_steps(runner, wrapper)
-        if is_frozen:
-            return [_proven(again, plain), advice]
+        if is_stale:
+            return [_proven(again, plain), *beside]
         left_out: list[str] = []
         if plain.error is None:
             left_out = names

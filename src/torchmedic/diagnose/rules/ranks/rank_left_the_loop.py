@@ -12,6 +12,7 @@ Cure: give all ranks the same number of batches (`DistributedSampler`, or `drop_
 
 from __future__ import annotations
 
+import ast
 import re
 
 from torchmedic.detect.ranks.culprit import deciding_branch
@@ -20,6 +21,7 @@ from torchmedic.diagnose.rules.ranks._side_by_side import at_call, have_ended, l
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import Collective, Difference, Job
 from torchmedic.source.branches import Loop, assignments_of, flags_of_loop, process_ends
+from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_library_file
 
 
@@ -51,11 +53,28 @@ def check(job: Job) -> Draft | None:
     bounds = _RANGE.search(loop.header)
     if bounds is not None and leaves is None and not ends:
         return draft.help(f"give `{bounds[1]}` the same values on all ranks, for example by a broadcast from one rank")
-    return draft.help(_DECIDE if leaves is not None or ends else _EQUAL_SHARES)
+    if leaves is not None or ends:
+        return draft.help(_DECIDE)
+    return draft.help(_BESIDE_JOIN if _is_joined(file, loop) else _EQUAL_SHARES)
+
+
+def _is_joined(file: str, loop: Loop) -> bool:
+    """Whether the loop is in a `with Join(...)` already."""
+    around = [
+        node
+        for node in nodes_in(syntax_tree(file))
+        if isinstance(node, ast.With) and node.lineno < loop.line <= (node.end_lineno or 0)
+    ]
+    contexts = [item.context_expr for node in around for item in node.items]
+    return any(isinstance(each, ast.Call) and callee(each) in ("Join", "join") for each in contexts)
 
 
 _RANGE = re.compile(r" in (t?range\((?!.*\blen\().*[a-z_].*\))$", re.IGNORECASE)
 _DECIDE = "decide together: all_reduce a flag, and let all ranks leave the loop in the same turn"
+_BESIDE_JOIN = (
+    "leave this call out of the loop, or give every rank the same number of batches: `Join` makes up only for the "
+    "calls of the models that it gets"
+)
 _EQUAL_SHARES = "give every rank the same number of batches, or wrap the loop in `Join([model])`"
 
 

@@ -7,7 +7,7 @@ Why: the gradients are not averaged: the `module` inside of DistributedDataParal
 loop that averages by hand leaves out a step. Or the ranks began with different weights, which averaging keeps apart: a
 model that was built without a common seed and not broadcast. Or one rank changed its weights by itself. Or the ranks
 update with different learning rates: a scheduler that each rank steps with a loss of its own. Or one rank leaves out
-updates, by a test of its own loss.
+updates, by a test of its own loss. Or gradients go through `reduce`, which gives the sum to one rank only.
 
 Cure: call the wrapper, not its `module`. Without DistributedDataParallel, broadcast the weights of rank 0 before the
 first step, and `all_reduce` every gradient before every update. Average a loss over all ranks before it goes to a
@@ -34,6 +34,7 @@ _CAUSES = {
     "skipped": "they were equal at first, and one rank has left out updates that another rank made",
     "rates": "they were equal at first, all ranks got the same gradients, and the learning rates differ",
     "left-out": "its gradient is not exchanged between the ranks, and the gradients of other weights are",
+    "one-rank": "they were equal at first, and `reduce` gives the sum of the gradients to one rank only",
     "no-exchange": "they were equal at first, and no gradient was exchanged between the ranks",
 }
 _CURES = {
@@ -43,6 +44,7 @@ _CURES = {
     "skipped": "decide together whether to update: `all_reduce` what the decision depends on",
     "rates": "let all ranks use the same learning rate: `all_reduce` the loss that a scheduler gets",
     "left-out": "`all_reduce` the gradient of every weight, or wrap the model in DistributedDataParallel",
+    "one-rank": "use `all_reduce` in place of `reduce`: every rank needs the sum",
     "no-exchange": "wrap the model in DistributedDataParallel, or `all_reduce` every gradient before the update",
 }
 
@@ -96,4 +98,6 @@ def _changing(drift: Drift) -> int | None:
 def _label(drift: Drift) -> str:
     if drift.why == "unused-wrapper":
         return "the wrapper is made here, and never called for training"
+    if drift.why == "one-rank":
+        return "one rank gets the sum, and the others keep something else"
     return "each rank updates its own weights here"
