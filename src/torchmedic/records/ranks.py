@@ -5,6 +5,7 @@ Like all records, nothing here imports torch: the parent reads all of it.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -47,6 +48,12 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def root(self) -> int | None:
         return self.peer if self.op in ROOTED else None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the only tensor of the call; 0 if there are several."""
+        bits = "".join(filter(str.isdigit, self.dtypes[0])) if len(self.dtypes) == len(self.shapes) == 1 else ""
+        return math.prod(self.shapes[0]) * int(bits) // 8 if bits else 0
 
     @property
     def site(self) -> tuple[tuple[str, int], ...]:
@@ -205,7 +212,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     "DistributedDataParallel" if such a module was made at `wrapped_at`, `forwards` is 1 once it was called for
     training, `is_apart` is that the ranks may differ on purpose: a hook of the user exchanges gradients, or `Join` lets
     ranks make different numbers of updates. `parameters` are the names of its first parameters, in their order. `syncs`
-    is how many times the gradients are exchanged for one update, `nbytes` how large they are.
+    is how many times the gradients are exchanged for one update, `nbytes` how large they are. `unawaited` is the line
+    of an exchange of a gradient that was not complete when the weights were updated.
     `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see.
     """
 
@@ -230,6 +238,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[str, ...] = ()
     syncs: int = 0
     nbytes: int = 0
+    unawaited: StackFrame | None = None
     device: str = ""
     devices: int = 0
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, calls_in, nodes_in, syntax_tree
 
 Exit = Literal["continue", "break", "return", "raise"]
 
@@ -139,10 +139,19 @@ def assignments_of(file: str, names: set[str]) -> list[tuple[int, str]]:
 
 
 def process_ends(file: str, loop: Loop) -> list[int]:
-    """The lines in a loop, or in functions of the same file that it calls, that end the process: `sys.exit()`."""
+    """The lines in a loop, or in functions of the same file that it calls, that end the process: `sys.exit()`.
+
+    So do those in an `except` around the loop, or around a call of the function that holds the loop.
+    """
     nodes = list(nodes_in(syntax_tree(file)))
     functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     todo: list[ast.AST] = [node for node in nodes if isinstance(node, LOOPS) and node.lineno == loop.line]
+    holders = {name for name, node in functions.items() if node.lineno <= loop.line <= (node.end_lineno or 0)}
+    for tried in (node for node in nodes if isinstance(node, ast.Try)):
+        for statement in tried.body:
+            is_around = statement.lineno <= loop.line <= (statement.end_lineno or 0)
+            if is_around or (holders and any(True for _ in calls_in(statement, *holders))):
+                todo += tried.handlers
     found: set[int] = set()
     for part in todo:  # grows
         for node in ast.walk(part):

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import os
 import time
+from collections.abc import Container
 from pathlib import Path
 
 import msgspec
@@ -41,11 +42,14 @@ def rank_of(folder: Path) -> int:
     return layout.rank_of(folder)
 
 
-def read_job(run: Path, *, still: float = 0.0) -> Job | None:
-    """All ranks that have called a collective; None if fewer than two have."""
+def read_job(run: Path, *, still: float = 0.0, exited: Container[int] = ()) -> Job | None:
+    """All ranks that have called a collective; None if fewer than two have.
+
+    `exited` are processes that no signal has ended: they left the job by themselves.
+    """
     folders = layout.process_folders(run)
     first = min(filter(None, map(_raised, folders)), default=0.0)
-    states = [state for folder in folders if (state := _state(run, folder, first)) is not None]
+    states = [state for folder in folders if (state := _state(run, folder, first, exited)) is not None]
     states = [_with_fatal_call(run, state, states) for state in states]
     states += _elsewhere(run, {state.rank for state in states})
     logs = [state.log for state in states if state.log is not None]
@@ -56,7 +60,7 @@ def read_job(run: Path, *, still: float = 0.0) -> Job | None:
     return Job(
         world_size=world,
         ranks=tuple(sorted(states, key=lambda state: state.rank)),
-        difference=culprit.named(difference, states) if difference is not None else None,
+        difference=culprit.named(difference, states) if difference is not None else messages.unequal_message(logs),
         unmatched=tuple(messages.unmatched(logs)),
         step=max((state.updates for state in states), default=None),
         still=still,
@@ -97,7 +101,7 @@ def _raised(folder: Path) -> float:
     return next((line.time for line in lines if not line.lost), 0.0)
 
 
-def _state(run: Path, folder: Path, until: float = 0.0) -> RankState | None:
+def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] = ()) -> RankState | None:
     log = _log(folder)
     if log is None:
         return None
@@ -107,6 +111,8 @@ def _state(run: Path, folder: Path, until: float = 0.0) -> RankState | None:
     frames = [frame for frame in main.frames if frame.user] if main is not None else []
     skipped = culprit.forward_without_backward(log)
     fate, signal = _fate(run, folder, log.pid, box)
+    if fate == "died" and not signal and log.pid in exited:
+        fate = "ended"
     return RankState(
         rank=log.rank,
         fate=fate,
@@ -192,7 +198,7 @@ def _fate(run: Path, folder: Path, pid: int, box: BoxContents | None) -> tuple[F
     return ("ended", "") if box is not None and box.clean_exit else ("died", "")
 
 
-def verdict(run: Path, *, still: float = 0.0, only_met: bool = False) -> Diagnosis | None:
+def verdict(run: Path, *, still: float = 0.0, only_met: bool = False, exited: Container[int] = ()) -> Diagnosis | None:
     """Why the job has failed or stands still, if its ranks went different ways.
 
     `only_met`: only where the ranks have met in calls that do not fit; one that has made no call may still come.
@@ -200,7 +206,7 @@ def verdict(run: Path, *, still: float = 0.0, only_met: bool = False) -> Diagnos
     from torchmedic.diagnose import registry
     from torchmedic.diagnose.engine import ask
 
-    job = read_job(run, still=still)
+    job = read_job(run, still=still, exited=exited)
     if job is None:
         return None
     difference = job.difference
@@ -209,14 +215,14 @@ def verdict(run: Path, *, still: float = 0.0, only_met: bool = False) -> Diagnos
     return ask(job, registry.RANKS)
 
 
-def last_verdict(run: Path) -> Diagnosis | None:
+def last_verdict(run: Path, exited: Container[int] = ()) -> Diagnosis | None:
     """The verdict after the end of a rank. The other ranks are waited for: they end soon, and know more then."""
     end = time.monotonic() + _MAX_ENDING_SECONDS
     while (job := read_job(run)) is not None and time.monotonic() < end:
         if all(state.fate != "running" for state in job.ranks):
             break
         time.sleep(0.1)
-    return verdict(run)
+    return verdict(run, exited=exited)
 
 
 def is_explained(run: Path, rank: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,6 +93,7 @@ def _run(command: Sequence[str], settings: Settings, folders: Folders | None, nu
 
         status = forwarder.wait(child, watch)
         alone = status < 0 and not forwarder.has_received(-status)
+        unasked = not forwarder.has_received(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         forwarder.hold_on()
         try:
             contained("supervise.tee_end")(stream.finish)()
@@ -107,7 +109,7 @@ def _run(command: Sequence[str], settings: Settings, folders: Folders | None, nu
                 return shell_status(status)
             for fault in faults:
                 supervisor.note_fault(fault)  # from before the supervisor existed
-            return supervisor.conclude(child.pid, status, through_shell=not hide, alone=alone)
+            return supervisor.conclude(child.pid, status, through_shell=not hide, alone=alone, unasked=unasked)
         finally:
             with contextlib.suppress(Exception):
                 stream.let_go()

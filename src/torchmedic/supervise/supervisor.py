@@ -142,12 +142,14 @@ class Supervisor:
         with contextlib.suppress(OSError, UnreadableRun):  # as above: the disk is full
             page.write(self._ledger.run)
 
-    def conclude(self, pid: int, status: int, *, through_shell: bool, alone: bool = False) -> int:
+    def conclude(
+        self, pid: int, status: int, *, through_shell: bool, alone: bool = False, unasked: bool = False
+    ) -> int:
         """Explain what is still open after the child's end, close the report, and return the exit status.
 
-        `alone`: a signal ended the child, and torchmedic did not get this signal.
+        `alone`: a signal ended the child, and torchmedic did not get this signal. `unasked`: it got no signal at all.
         """
-        self._close(pid, status, through_shell, alone)
+        self._close(pid, status, through_shell, alone, unasked)
         self._say_recoveries()
         with contextlib.suppress(Exception):
             self._say_faults()
@@ -169,7 +171,7 @@ class Supervisor:
             sys.stderr.write(f"torchmedic: {visible(line)}\n")
 
     @contained("supervise.conclude")
-    def _close(self, pid: int, status: int, through_shell: bool, alone: bool) -> None:
+    def _close(self, pid: int, status: int, through_shell: bool, alone: bool, unasked: bool) -> None:
         self._host.last_look()
         contained("supervise.stall")(self._stalls.last_look)()
         for folder in self._findings.folders():
@@ -189,7 +191,8 @@ class Supervisor:
             dead = deaths.find(left, self._host, pid, status, through_shell=through_shell, requested=requested)
         if status != 0:  # with status 0, the run recovered from whatever was raised or died
             roots = self._findings.roots([self._explained(death) for death in dead])
-            for diagnosis in roots if self._stalls.killed else self._of_job(roots):
+            exited = {number for number, ended in {**self._host.ended, pid: status}.items() if ended >= 0}
+            for diagnosis in roots if self._stalls.killed else self._of_job(roots, exited if unasked else set()):
                 # The tracebacks of several ranks do not show which of them began.
                 self._add_found(replace(diagnosis, in_traceback=diagnosis.in_traceback and not self._ledger.is_of_job))
             for diagnosis in memory_warnings.explained(self._findings.folders()):
@@ -206,12 +209,15 @@ class Supervisor:
         shown = tuple(self._ledger.shown(each) for each in self._diagnoses)
         self._emitter.finish(Report(outcome=self._outcome, diagnoses=shown))
 
-    def _of_job(self, roots: list[Diagnosis]) -> list[Diagnosis]:
-        """What nobody could explain, and aborts of gloo, may come from ranks that went different ways: told once."""
-        if not roots or not all(is_fallback(found) or found.name == _ABORTED for found in roots):
+    def _of_job(self, roots: list[Diagnosis], exited: set[int]) -> list[Diagnosis]:
+        """What nobody could explain, and aborts of gloo, may come from ranks that went different ways: told once.
+
+        So may the end of a rank that has caught all exceptions. `exited` are processes that have ended by themselves.
+        """
+        if not (roots or exited) or not all(is_fallback(found) or found.name == _ABORTED for found in roots):
             return roots
         own = [found for found in roots if is_fallback(found) and not ranks.is_raised_in_call(self._run, found)]
-        found = ranks.last_verdict(self._run) if not own else None
+        found = ranks.last_verdict(self._run, exited) if not own else None
         if found is None:
             return own or roots
         told = any(job.same_finding(each) == job.same_finding(found) for each in self._diagnoses)

@@ -9,7 +9,7 @@ import pytest
 from torchmedic.detect.ranks.alignment import first_difference
 from torchmedic.detect.ranks.culprit import forward_without_backward, named
 from torchmedic.detect.ranks.late import gave_up
-from torchmedic.detect.ranks.messages import unequal_turns, unmatched
+from torchmedic.detect.ranks.messages import unequal_message, unequal_turns, unmatched
 from torchmedic.diagnose import registry
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Job, RankLog, RankState
@@ -285,3 +285,20 @@ def test_a_message_to_a_rank_that_the_job_does_not_have() -> None:
     draft = registry.load("ranks.message_without_partner").check(job)
     assert draft is not None
     assert draft.message == "rank 1 waits in `send` to rank 2, and the job has no rank 2"
+
+
+def test_a_message_larger_than_its_buffer() -> None:
+    def message(op: str, line: int, peer: int, rows: int) -> Collective:
+        return call(op, line, shape=(rows, 2), peer=peer, dtypes=("float32",))
+
+    sends = (message("send", 10, 1, 8), message("send", 10, 1, 3), message("recv", 11, 1, 3))
+    takes = (message("recv", 20, 0, 8), message("recv", 20, 0, 8), message("send", 21, 0, 8))
+    found = unequal_message([log(0, *sends), log(1, *takes)])
+    assert found is not None
+    assert found.call is not None
+    assert found.expected is not None
+    assert (found.culprits, found.call.site, found.expected.site) == ((0,), sends[1].site, takes[1].site)
+    assert unequal_message([log(0, *sends[:2]), log(1, *takes[:2])]) is None  # smaller, which may be meant so
+    assert (
+        unequal_message([log(0, sends[0]), log(1, call("recv", 20, shape=(2, 8), peer=0, dtypes=("float32",)))]) is None
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -108,7 +107,7 @@ def _averaged(log: RankLog, facts: RankFacts) -> set[tuple[int, ...]]:
         return set()
     updates = max((sample.updates for sample in facts.weights), default=0)
     sent = _sent(log)
-    flat = sum(0 < _nbytes(call) == facts.nbytes for call in _calls(log))
+    flat = sum(0 < call.nbytes == facts.nbytes for call in _calls(log))
     return {shape for shape in facts.shapes if max(flat, sent.count(shape)) >= updates}
 
 
@@ -119,12 +118,6 @@ def _calls(log: RankLog, op: str = "all_reduce") -> Iterator[Collective]:
 
 def _sent(log: RankLog, op: str = "all_reduce") -> list[tuple[int, ...]]:
     return [shape for call in _calls(log, op) for shape in call.shapes]
-
-
-def _nbytes(call: Collective) -> int:
-    """The size of the only tensor of a call; 0 if there are several."""
-    bits = "".join(filter(str.isdigit, call.dtypes[0])) if len(call.dtypes) == len(call.shapes) == 1 else ""
-    return math.prod(call.shapes[0]) * int(bits) // 8 if bits else 0
 
 
 def _exchanges(log: RankLog) -> bool:

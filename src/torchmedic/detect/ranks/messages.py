@@ -72,6 +72,47 @@ def _length_of_row(calls: Sequence[Collective]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda each: (each.op, each.site) == (calls[0].op, calls[0].site), calls))
 
 
+def unequal_message(logs: Sequence[RankLog]) -> Difference | None:
+    """The first message that a rank takes into a tensor of another size.
+
+    A smaller one may be meant so. Only if a larger one has come as well, or first, has the job failed of it.
+    """
+    if any(log.dropped or any(call.op == "recv_any" for call in log.calls) for log in logs):
+        return None  # messages are paired by their number
+    sent, taken = (_messages(logs, op) for op in ("send", "recv"))
+    unequal = [
+        (call.time, at, pair, call, other)
+        for pair, calls in sent.items()
+        for at, (call, other) in enumerate(zip(calls, taken.get(pair, ()), strict=False))
+        if call.nbytes != other.nbytes and call.nbytes and other.nbytes
+    ]
+    if all(call.nbytes < other.nbytes for *_, call, other in unequal):
+        return None
+    _, at, (source, target, _), call, other = min(unequal, key=lambda each: each[0])
+    return Difference(
+        kind="content",
+        group="0",
+        culprits=(source,),
+        others=(target,),
+        call=call,
+        expected=other,
+        before=None,
+        index=at,
+        by="nothing",
+    )
+
+
+def _messages(logs: Sequence[RankLog], op: str) -> dict[tuple[int, int, int], list[Collective]]:
+    """The messages between all ranks of the job by source, target and tag."""
+    found: dict[tuple[int, int, int], list[Collective]] = {}
+    for log in logs:
+        for call in log.calls:
+            if call.op == op and call.peer is not None and call.group == "0":
+                pair = (log.rank, call.peer) if op == "send" else (call.peer, log.rank)
+                found.setdefault((*pair, call.tag), []).append(call)
+    return found
+
+
 def unequal_parts(group: str, streams: Mapping[int, Sequence[Collective]]) -> Difference | None:
     """The first `all_to_all` in which a rank sends another more or less than that takes, with these two numbers."""
     order = sorted(streams)  # as torch orders the members of a group

@@ -20,6 +20,8 @@ import msgspec
 import torch
 
 from torchmedic.contained import contained
+from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
+from torchmedic.observe.ranks.underway import Underway
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.tensors import tensors_in
@@ -52,7 +54,7 @@ class FactsOfRank:
         self._facts = RankFacts(rank=rank, pid=os.getpid(), world_size=world_size, host=socket.gethostname())
         self._fetched: tuple[str, str, StackFrame | None] | None = None
         self._has_loader: bool | None = None  # None until the first batch is known
-        self._passes: weakref.WeakKeyDictionary[Any, _Passes] = weakref.WeakKeyDictionary()
+        self._passes: weakref.WeakKeyDictionary[Any, Passes] = weakref.WeakKeyDictionary()
         self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
         self._weights: list[weakref.ref[torch.Tensor]] = []
         self._optimizer: weakref.ref[Any] | None = None  # of these weights
@@ -65,6 +67,7 @@ class FactsOfRank:
         self._exchanges = 0  # as above, of all updates
         self._micro_steps = 0  # backwards of the update under way
         self._syncs: list[int] = []  # exchanges of the last updates
+        self._underway = Underway()
 
     @property
     def wants_batches(self) -> bool:
@@ -109,17 +112,22 @@ class FactsOfRank:
     @contained("observe.rank_facts")
     def fetched(self, iterator: Any, batch: Any, frame: FrameType) -> None:
         """A DataLoader gave a batch."""
-        sampler = _sampler(iterator)
+        sampler = sampler_of(iterator)
         if getattr(iterator, "_num_yielded", 0) == 1:
             self._begin_pass(sampler)
             self.due = self.updates + 1
-        self._reading = weakref.ref(sampler) if sampler is not None and _has_epoch(sampler) else None
+        self._reading = weakref.ref(sampler) if sampler is not None and has_epoch(sampler) else None
         if self._has_loader is False:
             return
         self._has_loader = True
         if len(self._facts.batches) < _MAX_BATCHES:
             name = type(sampler).__name__ if sampler is not None else ""
             self._fetched = _fingerprint(batch), name, _line(user_frame(frame))
+
+    @contained("observe.rank_facts")
+    def exchanging(self, work: Any, tensors: Any) -> None:
+        """A collective was called from Python, in the time of the first updates."""
+        self._underway.begun(work, tensors, sys._getframe(1))
 
     @contained("observe.rank_facts")
     def scheduled(self, frame: FrameType) -> None:
@@ -131,6 +139,9 @@ class FactsOfRank:
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         self._micro_steps = self._clock.micro_step
         self.begins = self.updates < _FIRST_UPDATES
+        unawaited = self._underway.at_update(optimizer)
+        if unawaited is not None and self._facts.unawaited is None:
+            self._change(unawaited=unawaited)
         if not self._weights and not self.updates:
             self._choose(optimizer, frame)
             self._sample(0)
@@ -169,8 +180,8 @@ class FactsOfRank:
     # The order of the data
 
     def _begin_pass(self, sampler: Any) -> None:
-        if sampler is not None and _has_epoch(sampler):
-            self._passes.setdefault(sampler, _Passes()).begin(int(sampler.epoch))
+        if sampler is not None and has_epoch(sampler):
+            self._passes.setdefault(sampler, Passes()).begin(int(sampler.epoch))
 
     def _look_at_order(self) -> None:
         sampler = self._reading() if self._reading is not None else None
@@ -242,39 +253,6 @@ class FactsOfRank:
 
     def _write(self) -> None:
         write_atomically(self._path, msgspec.json.encode(self._facts))
-
-
-class _Passes:
-    """The passes over the data of one `DistributedSampler`, by the epoch that it was told."""
-
-    def __init__(self) -> None:
-        self._trained: set[int] = set()  # epochs of earlier passes
-        self._epoch = -1
-        self._is_counted = True
-
-    def begin(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._is_counted = False
-
-    def trained(self) -> bool:
-        """The weights were updated in this pass; whether an earlier pass had the same order."""
-        if self._is_counted:
-            return False
-        self._is_counted = True
-        is_again = self._epoch in self._trained
-        self._trained.add(self._epoch)
-        return is_again
-
-
-def _sampler(iterator: Any) -> Any:
-    drawn_by = getattr(iterator, "_index_sampler", None)
-    return getattr(drawn_by, "sampler", drawn_by)
-
-
-def _has_epoch(sampler: Any) -> bool:
-    """Whether a sampler shuffles by its `epoch`, which somebody must set."""
-    kind = torch.utils.data.distributed.DistributedSampler
-    return isinstance(sampler, kind) and bool(sampler.shuffle) and sampler.num_replicas > 1
 
 
 def _may_train_apart(module: Any) -> bool:

@@ -92,10 +92,13 @@ class Recorder:
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:  # known by name to `flight_recorder.py`
             note(op, group, args, kwargs)
             try:
-                return original(group, *args, **kwargs)
+                work = original(group, *args, **kwargs)
             except BaseException as error:
                 patches.without_our_frame(error)
                 raise
+            if op == "all_reduce" and self.facts is not None and self.facts.begins and not self.paused:
+                self.facts.exchanging(work, args[0] if args else None)
+            return work
 
         return collective
 

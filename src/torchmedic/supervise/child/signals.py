@@ -40,9 +40,9 @@ class Forwarder:
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def has_received(self, number: int) -> bool:
-        """Whether the parent was sent a signal, too, as by a launcher or a scheduler, and not the child alone."""
-        return number in self._passed_on or number in signal.sigpending()
+    def has_received(self, *numbers: int) -> bool:
+        """Whether the parent was sent one of these signals, as by a launcher, and not the child alone."""
+        return not (self._passed_on | signal.sigpending()).isdisjoint(numbers)
 
     def hold_on(self) -> None:
         """Block a launcher's SIGTERM while the end of the child is explained. Ctrl-C still ends torchmedic."""

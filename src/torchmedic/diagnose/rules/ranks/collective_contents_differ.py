@@ -1,9 +1,9 @@
 """Ranks call the same collective with contents that do not fit.
 
 What: all ranks are at the same call, but the tensors have different shapes or dtypes, or the ranks name different
-source ranks or members of a new group, or a rank sends a part in `all_to_all` that the other does not take, or the
-ranks train different models of several. gloo raises an error, aborts the process or waits for ever; NCCL mixes up
-memory or waits for ever.
+source ranks or members of a new group, or a rank sends a part in `all_to_all`, or a message, that the other does not
+take, or the ranks train different models of several. gloo raises an error, aborts the process or waits for ever; NCCL
+mixes up memory or waits for ever.
 
 Why: the last batch of one rank is smaller, a list has another length on each rank, one rank computes in another dtype,
 the source is computed from the rank, groups are made in another order. Or a loop takes the tensors in another order on
@@ -39,6 +39,14 @@ def check(job: Job) -> Draft | None:
         f"{words(call)} was called with {what} {own} on {who} and {theirs} on {others}",
         f"all ranks must pass the same {what} to {words(call)} at {place(call)}",
     )
+    if call.op == "send":
+        draft.message = f"{who} sends {what} {own} to {others}, which takes {what} {theirs}"
+        draft.cause = (
+            f"{words(call)} and {words(expected)} must have the same size; {place(expected)} takes this message"
+        )
+        draft.at(at_call(call, "cause", f"{who} sends {own}"), at_call(expected, "origin", f"{others} takes {theirs}"))
+        show(draft, job, difference)
+        return draft.help(_CURES["message"])
     if what == _PARTS:
         draft.cause = f"{who} sends {own} elements to {others}, which takes {theirs} from it"
     loop = _loop_of_others(call, expected) if what == "shape" else None
@@ -78,6 +86,7 @@ def _skip(call: Collective, loop: Loop) -> Branch | None:
 _PARTS = "split sizes"
 _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
+    "message": "send the size first, or use batches of one size (`drop_last=True`)",
     "order": "let the loop take the tensors in one order: sort them; a `set` has another order in each process",
     "skip": "exchange the gradient of every parameter on all ranks, and a tensor of zeros where there is none",
     "dtype": "convert the tensor to one dtype on all ranks before the call",
