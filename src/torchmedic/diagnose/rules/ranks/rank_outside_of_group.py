@@ -17,7 +17,6 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.evidence.exception import RaisedEvidence
 
-
 _CALLS = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "isend", "irecv")
 _NAMES = ("global_rank", "group_rank", "rank", "group_src", "group_dst")
 
