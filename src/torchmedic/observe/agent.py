@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -96,6 +97,7 @@ class Agent:
         self.listener = Listener(self, self.stages.locate_holders)
         self.collectives = self.step.collectives = Recorder(self._join)
         self.device_lost = False  # and that has been explained
+        self.raised_at = 0.0
         self.signals = FatalSignals(self)
         self.hides_forks = False  # of a process that only tries something
 
@@ -202,6 +204,7 @@ class Agent:
     @contained("observe.exception")
     def raised(self, error: BaseException) -> None:
         """An exception has ended this process's work: find out why, while its frames are alive."""
+        self.raised_at = time.time()
         with headroom.headroom():
             try:
                 self._explain(error)

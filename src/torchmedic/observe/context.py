@@ -128,6 +128,7 @@ class ProcessContext(StepContext, Protocol):
     """The watched process, with the step that is under way."""
 
     device_lost: bool  # and that has been explained
+    raised_at: float  # when the exception came that ended the work, in seconds since the epoch; 0 if none did
 
     @property
     def loader_worker(self) -> None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from typing import Any
 
 import msgspec
@@ -82,5 +81,5 @@ def raised(error: BaseException, agent: ProcessContext) -> Raised:
         worker=worker,
         exhaustion=exhaustion,
         agent=agent,
-        time=time.time(),
+        time=agent.raised_at,
     )

@@ -70,7 +70,8 @@ def _too_early(evidence: RaisedEvidence, path: str) -> Draft | None:
         time.sleep(0.02)
     shown = relative(os.path.abspath(path))
     draft = check.draft(evidence, "proven", f"`{shown}` was used before another rank had made it")
-    draft.cause = f"the file was not there, and came into being {time.monotonic() - begin:.1f} s later"
+    later = time.time() - (evidence.incident.time or time.time())
+    draft.cause = f"the file was not there, and is there {max(later, 0.0):.1f} s later"
     writer = next(_writers(path), None)
     draft.because(f"{_name(writer)} writes it now" if writer is not None else "")
     return _ended(draft, evidence, "not there at this moment")
