@@ -110,7 +110,7 @@ def peer_states(stall: Stall, pid: int) -> list[Rank]:
     found: list[tuple[int, Rank]] = []
     children = [Peer(process=each, inside=stall.inside.get(each.pid)) for each in stall.processes if each.pid != pid]
     for peer in (*stall.peers, *children):
-        rank = _rank(stall, peer, own)
+        rank = state_of(stall, peer, own)
         if rank is not None:
             view = peer.inside
             number = view.job.rank if view is not None and view.job is not None else None
@@ -133,7 +133,8 @@ def _updates(stall: Stall, pid: int) -> int | None:
     return next((peer.updates for peer in stall.peers if peer.process.pid == pid), None)
 
 
-def _rank(stall: Stall, peer: Peer, own: int | None) -> Rank | None:
+def state_of(stall: Stall, peer: Peer, own: int | None = None) -> Rank | None:
+    """What a process of the run does, if it is a rank; `own` is how many updates the rank that asks has made."""
     process, view, updates = peer.process, peer.inside, peer.updates
     if process.is_loader_worker or process.state in "ZX":
         return None

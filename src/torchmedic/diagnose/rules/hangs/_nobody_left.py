@@ -10,13 +10,14 @@ import signal
 from typing import NamedTuple
 
 from torchmedic.diagnose.rules.hangs._at_work import frames_in
+from torchmedic.diagnose.rules.hangs._collectives import state_of
 from torchmedic.diagnose.rules.hangs._counterparts import goes_on
 from torchmedic.diagnose.rules.hangs._wait_chain import GIVEN, Waiter, waiter_of
 from torchmedic.diagnose.words.stall import IDLE, command, short
 from torchmedic.records import Grade, Severity
 from torchmedic.records.inside import PyThread
 from torchmedic.records.process import ProcessView
-from torchmedic.records.stall import Stall
+from torchmedic.records.stall import Peer, Stall
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch._inductor")
 _TAKEN = ("lock", "reentrant lock", "lock between processes", "condition", "semaphore")
@@ -48,7 +49,13 @@ def nobody(stall: Stall, waiter: Waiter) -> Silence | None:
     shared = wanted.shared or any(_is_conduit(stall, waiter.process, thread) for thread in threads)
     others = [each for each in stall.processes if each.pid != waiter.process.pid and each.state not in "ZX"]
     others = [each for each in others if not any(word in " ".join(each.command) for word in _HELPERS)]
+    ranks = [rank for peer in _at_other_end(stall, waiter) if (rank := state_of(stall, peer)) is not None]
     if shared:
+        if any(rank.state != "waits" for rank in ranks):
+            return None
+        facts += [
+            f"{each.name} has the other end, and {each.how} at {short(each.frame)}" for each in ranks if each.frame
+        ]
         if any(_process_could(stall, each) for each in others):
             return None
         facts += [f"{command(each, each.pid)} waits too" for each in others]
@@ -56,7 +63,13 @@ def nobody(stall: Stall, waiter: Waiter) -> Silence | None:
     if _handles_signals(waiter.process):
         facts.append("a signal handler of the script could end the wait")
         return Silence("likely", facts, "warning" if stall.still >= _WARNING_LIMITS * stall.limit else "note")
-    return Silence("likely" if shared and others else "proven", facts)
+    return Silence("likely" if shared and (others or ranks) else "proven", facts)
+
+
+def _at_other_end(stall: Stall, waiter: Waiter) -> list[Peer]:
+    """The other ranks that have an end of the pipe on which a thread waits."""
+    pids = {pid for wait in waiter.files for pid in wait.peers}
+    return [peer for peer in stall.peers if peer.process.pid in pids]
 
 
 def goes_on_beside(stall: Stall, pid: int, thread: PyThread | None) -> bool:
