@@ -16,7 +16,7 @@ from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.death import Death
 from torchmedic.records.memory import HeldMemory
 from torchmedic.runfolder import events, files, layout, questions
-from torchmedic.runfolder.events import DeathLine, ExceptionLine, LostRankLine, StartLine
+from torchmedic.runfolder.events import DeathLine, ExceptionLine, LostRankLine, RaisedLine, StartLine
 from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.host import postmortem
@@ -39,6 +39,7 @@ class Traces(msgspec.Struct):
     stacks: dict[int, Path]
     told: dict[int, DeathLine]
     lost_a_rank: set[int]
+    raised: bool = False  # in a job of several ranks: an exception has ended a process
 
     @property
     def known(self) -> set[int]:
@@ -57,6 +58,7 @@ def read_traces(run: Path, folders: list[Path]) -> Traces:
             left.folders[box.pid] = folder
         lines = events.read_events(folder)
         left.told |= {line.pid: line for line in lines if isinstance(line, DeathLine)}
+        left.raised |= any(isinstance(line, RaisedLine) for line in lines)
         if any(isinstance(line, LostRankLine) for line in lines):
             left.lost_a_rank |= {line.pid for line in lines if isinstance(line, StartLine)}
     return left

@@ -57,10 +57,15 @@ def read_job(run: Path, *, still: float = 0.0, exited: Container[int] = ()) -> J
     if len(logs) < 2 or world < 2:
         return None
     difference = alignment.first_difference(logs)
+    unequal = messages.unequal_message(logs)
+    if unequal is not None and (difference is None or difference.kind == "stopped"):  # who is aborted calls no more
+        difference = unequal
+    elif difference is not None:
+        difference = culprit.named(difference, states)
     return Job(
         world_size=world,
         ranks=tuple(sorted(states, key=lambda state: state.rank)),
-        difference=culprit.named(difference, states) if difference is not None else messages.unequal_message(logs),
+        difference=difference,
         unmatched=tuple(messages.unmatched(logs)),
         step=max((state.updates for state in states), default=None),
         still=still,

@@ -192,7 +192,7 @@ class Supervisor:
         if status != 0:  # with status 0, the run recovered from whatever was raised or died
             roots = self._findings.roots([self._explained(death) for death in dead])
             exited = {number for number, ended in {**self._host.ended, pid: status}.items() if ended >= 0}
-            is_own_end = unasked and not left.lost_a_rank  # and neither a request nor an echo of another rank
+            is_own_end = unasked and not left.raised  # neither a request, nor what an exception tells
             for diagnosis in roots if self._stalls.killed else self._of_job(roots, exited if is_own_end else set()):
                 # The tracebacks of several ranks do not show which of them began.
                 self._add_found(replace(diagnosis, in_traceback=diagnosis.in_traceback and not self._ledger.is_of_job))

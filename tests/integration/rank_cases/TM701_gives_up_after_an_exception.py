@@ -27,9 +27,9 @@ def main():
     dist.init_process_group("gloo")
     try:
         fit(dist.get_rank())
-    except Exception as error:
+    except Exception as error:  # <- cause
         print("giving up:", error)
-        os._exit(3)  # <- cause
+        os._exit(3)
     dist.barrier()
     dist.destroy_process_group()
 
