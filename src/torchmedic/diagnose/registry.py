@@ -271,6 +271,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.updates_lost_in_rounding",
     "loop.optimizer_never_steps",
     "loop.vanishing_gradients",
+    "loop.updates_undone",
     "loop.dropout_in_evaluation",
     silent=True,
 )

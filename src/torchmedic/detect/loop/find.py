@@ -20,6 +20,7 @@ from torchmedic.detect.loop import (
     parameters,
     schedules,
     standstill,
+    undone,
 )
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.loop.ledger import Habits
@@ -35,6 +36,7 @@ _FINDERS = (
     device_time.find,
     growing_graph.find,
     leftovers.find,
+    undone.find,
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.observe.loop.overwrites import Overwrites
 from torchmedic.observe.loop.witness import State, Witness, witness_of
 from torchmedic.source.spots import Place
 
@@ -46,6 +47,7 @@ class Watched:
         self.witness: Witness | None = None
         self.searched = 0
         self.thrown_away = ThrownAway()
+        self.overwrites = Overwrites()
         self.used: State | None = None  # the state of the witness when it was last updated
 
     @property

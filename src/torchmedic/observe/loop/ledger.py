@@ -180,6 +180,9 @@ class Habits(Numbering):
             if watched.witness is not None
         }
         self.events.append(Event(kind, who, site, place, states, self.steps, fact))
+        for watched in self.optimizers.values():
+            if not watched.overwrites.is_over:
+                watched.overwrites.event(place)
         if len(self.events) >= _MAX_EVENTS:
             self.listening = False
             self._sleep()
@@ -199,6 +202,8 @@ class Habits(Numbering):
         if known is None or known.built is None:  # `load_state_dict` comes here for one that was built before
             watched = self.optimizers[number] = Watched(optimizer, number, built)
             watched.caller = Place(caller.f_code.co_filename, caller.f_lineno) if caller is not None else None
+        else:
+            known.overwrites.loads += 1
         for dead in [key for key, watched in self.optimizers.items() if watched.reference() is None]:
             del self.optimizers[dead]
 
@@ -250,7 +255,7 @@ class Habits(Numbering):
             self.growth.step_ended(sys._getframe(1))
             if self._backwards == _STEPS_AFTER_CHANGE:
                 self.judge()
-        elif self._backwards == _BACKWARDS_WITHOUT_STEP and not self.steps:
+        elif self._backwards % _BACKWARDS_WITHOUT_STEP == 0 and not self.steps:
             self.judge()
 
     @contained("observe.habits")
@@ -260,6 +265,8 @@ class Habits(Numbering):
         groups = optimizer.param_groups
         has_gradient = any(tensor.grad is not None for group in groups for tensor in group["params"])
         self._stepping = True
+        if not watched.overwrites.is_over:
+            watched.overwrites.step_begins(optimizer)
         self._add("step", watched.number, frame, StepFact(has_gradient, rates(optimizer)))
 
     @contained("observe.habits")
@@ -267,6 +274,8 @@ class Habits(Numbering):
         self._stepping = False
         watched = self._watched(optimizer)
         self._add("step done" if stepped else "step skipped", watched.number, None)
+        if not watched.overwrites.is_over:
+            watched.overwrites.step_ended()
         watched.used = self.events[-1].states.get(watched.number) if self.events else None
         self.steps += 1
         if not self.growth.over:
