@@ -302,7 +302,12 @@ class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
 
 
 class FrozenOptimizer(UselessOptimizer, frozen=True, kw_only=True):
-    """`requires_grad` is off for all parameters that the optimizer holds."""
+    """`requires_grad` is off for all parameters that the optimizer holds.
+
+    `built` is the construction of the optimizer, where the cause is the line that freezes.
+    """
+
+    built: Place | None = None
 
 
 class FrozenLayers(LoopIncident, frozen=True, kw_only=True):
