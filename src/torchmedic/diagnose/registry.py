@@ -272,6 +272,8 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.optimizer_never_steps",
     "loop.vanishing_gradients",
     "loop.updates_undone",
+    "loop.identical_inputs",
+    "loop.labels_of_other_items",
     "loop.dropout_in_evaluation",
     silent=True,
 )

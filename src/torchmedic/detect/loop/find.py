@@ -17,6 +17,7 @@ from torchmedic.detect.loop import (
     leftovers,
     modes,
     never_stepped,
+    pairing,
     parameters,
     schedules,
     standstill,
@@ -37,6 +38,7 @@ _FINDERS = (
     growing_graph.find,
     leftovers.find,
     undone.find,
+    pairing.find,
 )
 
 

@@ -193,6 +193,22 @@ class ClassesInOrder(LoopIncident, frozen=True, kw_only=True):
     first: int
 
 
+class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
+    """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known."""
+
+    data: Place
+    name: str
+    rows: int
+    batches: int
+
+
+class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
+    """In `batches` steps the inputs and the labels were made of other items; `length` is what a pass has."""
+
+    batches: int
+    length: int
+
+
 class SameRandomnessInWorkers(LoopIncident, frozen=True, kw_only=True):
     """`name` is the attribute of the dataset that holds the generator, `kind` the class of the generator."""
 

@@ -22,6 +22,7 @@ from torch.utils.data import SequentialSampler
 
 from torchmedic.contained import contained
 from torchmedic.observe.device.device_waits import Waited
+from torchmedic.observe.loop.batch_looks import look_at
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.loop.events import (
     BackwardFact,
@@ -352,7 +353,7 @@ class Habits(Numbering):
             self._add("eval", self.number(module), frame)
 
     @contained("observe.habits")
-    def fetched(self, iterator: Any, indices: Any, frame: FrameType, *, direct: bool) -> None:
+    def fetched(self, iterator: Any, indices: Any, batch: Any, frame: FrameType, *, direct: bool) -> None:
         dataset = getattr(iterator, "_dataset", None)
         position = getattr(iterator, "_num_yielded", 0)
         known = hash(tuple(indices)) if isinstance(indices, list | tuple) and are_numbers(indices) else None
@@ -364,4 +365,6 @@ class Habits(Numbering):
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
         whose = self.number(dataset) if dataset is not None else 0
-        self._add("fetch", whose, frame, Fetched(position, known, whose, length, in_order, workers, direct))
+        self._add(
+            "fetch", whose, frame, Fetched(position, known, whose, length, in_order, workers, direct, look_at(batch))
+        )
