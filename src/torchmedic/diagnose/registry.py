@@ -295,6 +295,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.softmax_over_one_value",
     "checkup.normalised_over_wrong_dimension",
     "checkup.loss_term_without_graph",
+    "checkup.dimensions_mixed_up",
     "checkup.outdated_amp_names",
     silent=True,
 )
