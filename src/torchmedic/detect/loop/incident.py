@@ -194,12 +194,16 @@ class ClassesInOrder(LoopIncident, frozen=True, kw_only=True):
 
 
 class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
-    """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known."""
+    """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known.
+
+    `is_per_batch`: each batch has another row.
+    """
 
     data: Place
     name: str
     rows: int
     batches: int
+    is_per_batch: bool
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):

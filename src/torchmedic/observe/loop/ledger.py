@@ -365,6 +365,8 @@ class Habits(Numbering):
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
         whose = self.number(dataset) if dataset is not None else 0
-        self._add(
-            "fetch", whose, frame, Fetched(position, known, whose, length, in_order, workers, direct, look_at(batch))
-        )
+        look = look_at(batch)
+        collate = getattr(getattr(iterator, "_collate_fn", None), "__code__", None) if look.equal else None
+        made = Place(collate.co_filename, collate.co_firstlineno) if collate is not None else None
+        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, made)
+        self._add("fetch", whose, frame, fact)

@@ -32,7 +32,9 @@ def _overwritten(evidence: LoopEvidence, incident: UpdatesUndone) -> Draft:
     if incident.is_new:
         draft.cause = "before each update the matrices have values without any likeness to those of the update before"
     elif incident.kept:
-        draft.cause = f"of what an update changes, at most {incident.kept:.1%} is left when the next update begins"
+        draft.cause = (
+            f"of what an update changes, at most {max(incident.kept, 0.001):.1%} is left when the next update begins"
+        )
     else:
         draft.cause = "before each update the weights are exactly what they were before the update before"
     label = "writes to the weights in each step" if is_known else "after this line the weights are written to"
