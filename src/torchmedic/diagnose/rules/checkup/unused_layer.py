@@ -134,5 +134,8 @@ def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: st
     )
     draft.at(place)
     draft.because(f"no gradient in {steps} steps: `{name}`")
-    draft.help("use its result, or remove the layer")
+    is_sum = grade == "likely"
+    draft.help(
+        "assign the sum to the loss that backward is called on" if is_sum else "use its result, or remove the layer"
+    )
     return draft.about(step=steps).rated("warning")
