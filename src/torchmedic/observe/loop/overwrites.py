@@ -22,6 +22,7 @@ _MAX_ELEMENTS = 1 << 24  # of all weights
 _MIN_MATRIX = 64  # values that show whether two matrices are alike
 _MAX_ALIKE = 0.25  # correlation of a weight with a weight that does not depend on it
 _MAX_KEPT = 0.01  # of an update that is undone
+_MAX_KEPT_VALUE = 0.1  # of the largest change of a single value
 
 
 class Undone(NamedTuple):
@@ -130,6 +131,8 @@ def _undone(
             continue
         share = float((present - old).norm()) / update if old.shape == present.shape else math.inf
         if share <= _MAX_KEPT:
+            if float((present - old).abs().amax()) > _MAX_KEPT_VALUE * float((new - old).abs().amax()):
+                return None  # a few rows are trained, and all others are kept as they were
             shares.append(share)
         elif present.numel() < _MIN_MATRIX and not torch.equal(new, present):
             continue  # too few values to tell chance from likeness
