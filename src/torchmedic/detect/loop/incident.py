@@ -194,16 +194,12 @@ class ClassesInOrder(LoopIncident, frozen=True, kw_only=True):
 
 
 class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
-    """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known.
-
-    `is_per_batch`: each batch has another row.
-    """
+    """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known."""
 
     data: Place
     name: str
     rows: int
     batches: int
-    is_per_batch: bool
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):

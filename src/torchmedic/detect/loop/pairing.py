@@ -42,7 +42,7 @@ def _rounds(events: list[Event]) -> Iterator[list[Event]]:
 def _identical(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncident]:
     rows = sum(event.fact.look.rows for event in fetches)
     looks = {event.fact.look.equal for event in fetches}
-    if len(fetches) < _MIN_BATCHES or rows < _MIN_ROWS or 0 in looks:
+    if len(fetches) < _MIN_BATCHES or rows < _MIN_ROWS or len(looks) != 1 or 0 in looks:
         return
     if not any(event.fact.look.labels_differ for event in fetches):
         return
@@ -52,9 +52,7 @@ def _identical(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncident]:
         return
     while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
-    made = last.fact.collate
-    collate = made if made is not None and is_user_file(made.file) else None
-    name, place = _source(dataset) if len(looks) == 1 else ("", collate)
+    name, place = _source(dataset)
     yield IdenticalInputs(
         step=last.step,
         cause=place or last.place,
@@ -62,7 +60,6 @@ def _identical(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncident]:
         name=name,
         rows=rows,
         batches=len(fetches),
-        is_per_batch=len(looks) > 1,
     )
 
 

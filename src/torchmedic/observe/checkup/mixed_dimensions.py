@@ -60,6 +60,8 @@ def layers_with_wrong_layout(graph: LossGraph) -> Iterator[tuple[torch.nn.Module
         shape = node.shape or ()
         if len(shape) != 3 or shape[0] != examples or shape[1] in (1, examples) or layer is None:
             continue
+        if any(shape[1] in call.target_shape[1:] for call in graph.losses() if call.target_shape):
+            continue  # a target for each step: the first dimension may be that of the steps
         if isinstance(layer, torch.nn.RNNBase):
             width = (getattr(layer, "proj_size", 0) or layer.hidden_size) * (2 if layer.bidirectional else 1)
         elif isinstance(layer, torch.nn.MultiheadAttention) and layer.num_heads > 1:

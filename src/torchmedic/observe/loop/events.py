@@ -86,7 +86,6 @@ class Fetched(NamedTuple):
     workers: int  # that nobody sets up
     direct: bool  # the user's own code asked for it
     look: BatchLook = NO_LOOK
-    collate: Place | None = None  # a function of the user's that makes batches of items
 
 
 class BackwardFact(NamedTuple):

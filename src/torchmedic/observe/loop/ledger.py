@@ -203,8 +203,6 @@ class Habits(Numbering):
         if known is None or known.built is None:  # `load_state_dict` comes here for one that was built before
             watched = self.optimizers[number] = Watched(optimizer, number, built)
             watched.caller = Place(caller.f_code.co_filename, caller.f_lineno) if caller is not None else None
-        else:
-            known.overwrites.loads += 1
         for dead in [key for key, watched in self.optimizers.items() if watched.reference() is None]:
             del self.optimizers[dead]
 
@@ -365,8 +363,5 @@ class Habits(Numbering):
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
         whose = self.number(dataset) if dataset is not None else 0
-        look = look_at(batch)
-        collate = getattr(getattr(iterator, "_collate_fn", None), "__code__", None) if look.equal else None
-        made = Place(collate.co_filename, collate.co_firstlineno) if collate is not None else None
-        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, made)
+        fact = Fetched(position, known, whose, length, in_order, workers, direct, look_at(batch))
         self._add("fetch", whose, frame, fact)

@@ -41,7 +41,6 @@ class Overwrites:
     def __init__(self) -> None:
         self.found: Undone | None = None
         self.is_over = False
-        self.loads = 0  # of a state: somebody sets everything back on purpose
         self._cycles = 0
         self._full: list[tuple[float, bool]] = []
         self._tensors: list[weakref.ref[torch.Tensor]] = []  # with a gradient in the first update
@@ -68,7 +67,7 @@ class Overwrites:
             self._compare()
         elif self._sample and self._sample == self._look():
             self.is_over = True
-        self.is_over = self.is_over or self.loads > 1 or not self._look()
+        self.is_over = self.is_over or not self._look()
         self._cycles += bool(self._sample)
         if not self.is_over and self._cycles >= _MIN_CYCLES:
             self._weights = self._copies()
@@ -82,14 +81,13 @@ class Overwrites:
         return [tensor for reference in self._tensors if (tensor := reference()) is not None]
 
     def _look(self) -> tuple[Any, ...]:
-        """Some values of the first and of the last weight; on a device, how often they were written to."""
+        """Some values of the first and of the last weight; nothing where a device would have to be waited for."""
         tensors = self._living()
         found: list[Any] = []
         for tensor in tensors[:1] + tensors[-1:]:
-            if not _is_plain(tensor):
+            if not _is_plain(tensor) or not tensor.is_cpu or not tensor.dim():
                 return ()
-            values = tensor.detach()[(0,) * (tensor.dim() - 1)] if tensor.is_cpu and tensor.dim() else None
-            found.append(tensor._version if values is None else tuple(values[:_SAMPLE].tolist()))
+            found.append(tuple(tensor.detach()[(0,) * (tensor.dim() - 1)][:_SAMPLE].tolist()))
         return tuple(found)
 
     def _copies(self) -> list[torch.Tensor]:
@@ -130,6 +128,8 @@ def _undone(
         if not update > 0:
             continue
         share = float((present - old).norm()) / update if old.shape == present.shape else math.inf
+        if share == 0:
+            return None  # set back on purpose: for the next client of federated training, the next sample to adapt to
         if share <= _MAX_KEPT:
             if float((present - old).abs().amax()) > _MAX_KEPT_VALUE * float((new - old).abs().amax()):
                 return None  # a few rows are trained, and all others are kept as they were
