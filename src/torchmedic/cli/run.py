@@ -98,9 +98,7 @@ def execute(args: argparse.Namespace) -> int:
         name, command = _checked_script(command[0]), launch.python_command(command)
     flag = launch.blinding_flag(command)
     if flag is not None:
-        sys.stderr.write(
-            f"torchmedic: the steps are not watched: with {flag}, Python does not load torchmedic\n"
-        )
+        sys.stderr.write(f"torchmedic: the steps are not watched: with {flag}, Python does not load torchmedic\n")
     return run(command, settings, name=name, hide=not is_command, output=output)
 
 
