@@ -107,8 +107,10 @@ class RowCall:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """What the call may decide by beside its tensors."""
-        return tuple(leaf if isinstance(leaf, _PLAIN) else type(leaf) for leaf in self._leaves)
+        """What the call may decide by beside the values of its tensors."""
+        kinds = [(each.dtype, each.dim(), each.requires_grad) for each in self.tensors]
+        others = [leaf if isinstance(leaf, _PLAIN) else type(leaf) for leaf in self._leaves]
+        return (*kinds, *self.has_rows, *others)
 
     def release(self) -> None:
         """Hold the tensors no longer: autograd has them, and may have to let go of their memory."""

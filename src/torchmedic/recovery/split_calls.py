@@ -197,12 +197,8 @@ class SplitCalls:
         """
         self._check(module)
         call = RowCall(functools.partial(self._original, module), args, kwargs)
-        kinds = tuple(
-            (each.dtype, each.dim(), each.requires_grad, split)
-            for each, split in zip(call.tensors, call.has_rows, strict=True)
-        )
         casts = torch.is_autocast_enabled(call.tensors[0].device.type)
-        key = (id(module), settings_of(module), torch.is_grad_enabled(), casts, kinds, call.settings)
+        key = (id(module), settings_of(module), torch.is_grad_enabled(), casts, call.settings)
         known = self._verdicts.get(key)
         if known is None or known[0]() is not module:
             if not again or (self._forced and self._trials >= _MAX_TRIALS):
