@@ -21,14 +21,14 @@ import torch.autograd
 from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import exhaustion_of_error, is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
-from torchmedic.recovery import other_ranks
+from torchmedic.recovery import other_ranks, script_code
 from torchmedic.recovery.computed_again import ComputedAgain, Refused
 from torchmedic.recovery.living_tensors import living_tensors, unseen
 from torchmedic.recovery.room import free_unused_memory
+from torchmedic.recovery.script_code import without_trace
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.objects.graph import leaves_behind
-from torchmedic.source.objects.parts import live_modules
 from torchmedic.source.segment.cut import CannotCut
 
 _is_compiling = torch.compiler.is_compiling
@@ -141,7 +141,7 @@ class GuardedEngine:
     def _repeated(self, call: _Call, gradients: Gradients, error: BaseException, frame: FrameType) -> Any:
         session = self._session
         try:
-            reason = session.reason_against() or self._reason_against(call)
+            reason = session.reason_against() or self._reason_against(call, error)
             if reason:
                 raise Refused(reason)
             if call.keeps_graph:
@@ -160,14 +160,16 @@ class GuardedEngine:
                 report_fault("recover.backward", failure)
         return _FAILED
 
-    def _reason_against(self, call: _Call) -> str:
+    def _reason_against(self, call: _Call, error: BaseException) -> str:
         if other_ranks.are_there() and (reason := other_ranks.reason_against(call.roots)):
             return reason
         if not call.accumulates and not call.keeps_graph and not all(_is_leaf(each) for each in call.inputs):
             return "gradients of intermediate results were asked for"
         if call.accumulates and any(_retains(each) for each in living_tensors()):
             return "an intermediate result retains its gradient"
-        if self._session.level == "safe" and _has_backward_hooks():
+        if reason := script_code.reason_against(error, self._session.optimizers.parameters):
+            return reason
+        if self._session.level == "safe" and script_code.has_backward_hooks():
             return "a module has a backward hook, which would run twice (--recover all allows it)"
         return ""
 
@@ -202,7 +204,12 @@ class GuardedEngine:
                     roots = again.roots(call.roots, spill)
                     if parts and not session.splits.made:
                         raise Refused(f"{session.nothing_left()}; {session.splits.reasons()}")
-                result = self._run(call, roots, gradients)
+                is_free = session.level == "all"
+                watched = (
+                    contextlib.nullcontext() if is_free else without_trace(frame, roots, has_hooks=again.has_hooks)
+                )
+                with watched:
+                    result = self._run(call, roots, gradients)
             except Exception as failure:
                 if not is_out_of_memory(failure):
                     raise
@@ -259,9 +266,3 @@ def _retains(tensor: torch.Tensor) -> bool:
         return bool(tensor.retains_grad)
     except RuntimeError:
         return False
-
-
-def _has_backward_hooks() -> bool:
-    return any(
-        each.__dict__.get("_backward_hooks") or each.__dict__.get("_backward_pre_hooks") for each in live_modules()
-    )

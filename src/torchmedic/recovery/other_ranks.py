@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 import torch.autograd.graph
-from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
 
 from torchmedic.contained import contained
 from torchmedic.recovery.living_tensors import unseen
+from torchmedic.recovery.script_code import is_function
 from torchmedic.source.objects.graph import walk
 from torchmedic.source.objects.parts import live_modules
 
@@ -50,7 +50,7 @@ def reason_against(roots: Iterable[torch.Tensor]) -> str:
             return f"other ranks take part in this backward pass, with {found[0]} of DistributedDataParallel"
     for node in walk(each.grad_fn for each in roots):
         name = str(node.name())
-        if (isinstance(node, BackwardCFunction) and name != _MADE_BY_WRAPPER) or "CppNode" in name:
+        if (is_function(node) and name != _MADE_BY_WRAPPER) or "CppNode" in name:
             return f"other ranks take part, and {name} may send something to them a second time"
     return ""
 
