@@ -35,7 +35,10 @@ class Noted:
 
     @property
     def has_changed(self) -> bool:
-        return not self._is_same(self._read(), self._before)
+        try:
+            return not self._is_same(self._read(), self._before)
+        except Exception:  # a variable that was deleted cannot be read
+            return True
 
     def __call__(self) -> None:
         """Put back what was read."""
