@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.diagnose.cures.edits import written_by
-from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.replay.trace.microscope import Microscope, Op, Spot, storage_of
@@ -52,7 +51,7 @@ def _is_flagged(call: ast.Call) -> bool:
     return any(isinstance(value, ast.Constant) and value.value is True for value in values)
 
 
-def in_place_statements(evidence: RaisedEvidence, failure: BackwardFailure) -> list[tuple[str, ast.stmt]]:
+def in_place_statements(evidence: RaisedEvidence) -> list[tuple[str, ast.stmt]]:
     """The statements of the files on the stack that write in place; those of another shape are left out."""
     shape = _SHAPE.search(evidence.message)
     wanted = tuple(int(size) for size in re.findall(r"\d+", shape[1])) if shape else None

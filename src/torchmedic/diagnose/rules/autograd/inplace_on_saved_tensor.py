@@ -183,7 +183,7 @@ def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Draft
     draft = check.draft(evidence, "likely")
     draft.message = "a tensor that backward needs was changed in place"
     draft.cause = "torch found that a saved tensor has a newer version than when it was saved"
-    suspects = in_place_statements(evidence, failure)
+    suspects = in_place_statements(evidence)
     if len(suspects) == 1:
         file, node = suspects[0]
         draft.at(node_location("cause", file, node, "the only write in place that fits"))

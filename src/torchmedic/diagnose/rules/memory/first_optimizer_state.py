@@ -72,7 +72,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     else:
         draft.at(step.location("cause", "the state is made here"), *noticed(autopsy))
     shown(draft, autopsy)
-    return draft.help(_advice(autopsy, kind))
+    return draft.help(_advice(kind))
 
 
 def _reason(optimizer: Any) -> str:
@@ -159,7 +159,7 @@ def _is_first(optimizer: Any) -> bool:
     return bool(counts) and len(on_host) == len(counts) and all(float(each) <= 1 for each in on_host)
 
 
-def _advice(autopsy: Autopsy, kind: str) -> str:
+def _advice(kind: str) -> str:
     if kind == "LBFGS":
         return "keep fewer of them (`history_size=10`), or use an optimizer with less state"
     other = "SGD or an 8-bit Adam" if kind.startswith(("Adam", "NAdam", "RAdam")) else "one with less state"
