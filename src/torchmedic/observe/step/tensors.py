@@ -1,4 +1,4 @@
-"""The tensors inside of a batch, of arguments, of variables."""
+"""The tensors inside of a batch, of arguments, of variables, of optimizers."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
                 found += tensors_in(item, depth - 1)
         return found
     return []
+
+
+def parameters_of(*optimizers: Any) -> list[torch.Tensor]:
+    """The tensors that optimizers update, in order."""
+    return [tensor for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]]

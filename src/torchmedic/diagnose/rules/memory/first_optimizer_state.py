@@ -26,7 +26,7 @@ from torchmedic.evidence.memory.accounting.book import HEADINGS
 from torchmedic.evidence.memory.accounting.storages import total
 from torchmedic.evidence.memory.attempts import history_of
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.source.live_frames import Frame
 
 _MIN_TIMES_STATE = 4
@@ -107,7 +107,7 @@ def _caller(evidence: RaisedEvidence) -> Frame | None:
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:
-    every = [each for group in optimizer.param_groups for each in group["params"]]
+    every = parameters_of(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         return every  # its vectors are as long as all of them, and in the closure gradients come and go
     return [each for each in every if each.grad is not None]
