@@ -121,7 +121,6 @@ def _stall(
         box=box,
         processes=family,
         inside=own,
-        ended={each.pid: each.exit_status for each in family if each.exit_status is not None},
         mute=tuple(each.pid for each in family if each.pid in own and _is_mute(each, own[each.pid], glances)),
         peers=tuple(peer for peer in peers if peer.process.pid not in numbers),
     )
