@@ -11,7 +11,7 @@ import torch
 
 from torchmedic.evidence.memory.fake.fake_step import counted_by, device_left_alone, untouched
 from torchmedic.evidence.memory.fake.optimizer_updates import stepping_on_fakes
-from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes, Peak
+from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes
 
 
 def peak_of(
@@ -21,8 +21,8 @@ def peak_of(
     optimizers: Iterable[Any] = (),
     wanted: Callable[[torch.device], bool] | None = None,
     seconds: float = 30.0,
-) -> Peak:
-    """Play a step: forward, backward, and the steps of these optimizers if it calls them.
+) -> dict[str, int]:
+    """The most bytes of each phase of a step: forward, backward, and the steps of these optimizers if it calls them.
 
     Nothing is computed and no memory is taken: weights, gradients, states and random numbers are as before.
 
@@ -47,4 +47,4 @@ def peak_of(
             stack.enter_context(stepping_on_fakes(optimizer, ledger))
         stack.enter_context(counted_by(ledger, fakes.mode, modules))
         step()
-        return ledger.live.peak
+        return ledger.live.by_phase

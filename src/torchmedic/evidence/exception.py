@@ -37,18 +37,11 @@ class RaisedEvidence:
 
     def __init__(self, incident: Raised) -> None:
         self.incident = incident
+        self.step_number, self.rank = incident.step, incident.rank
         self.error, self.frames = _root(incident.error)
         worker = incident.worker
         self.message = str(self.error) if worker is None or worker.stage != "other" else worker.message
         self.autopsy: Autopsy | None = None
-
-    @property
-    def step_number(self) -> int:
-        return self.incident.step
-
-    @property
-    def rank(self) -> int:
-        return self.incident.rank
 
     def failing_step(self) -> Step:
         """The step up to the statement that failed."""

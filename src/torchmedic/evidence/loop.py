@@ -21,11 +21,7 @@ class LoopEvidence:
     def __init__(self, incident: LoopIncident, agent: ProcessContext) -> None:
         self.incident = incident
         self.habits: Habits = agent.habits
-        self.rank: int = agent.rank
-
-    @property
-    def step_number(self) -> int:
-        return self.incident.step
+        self.step_number, self.rank = incident.step, agent.rank
 
     def at(self, role: Role, where: Place | None, label: str, *methods: str) -> Location | None:
         """A line of the user's; the call of one of these methods on it, where there is exactly one."""

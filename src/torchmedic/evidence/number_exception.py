@@ -15,7 +15,7 @@ from torchmedic.detect.failures.nonfinite import NonFinite, as_tuple
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence, Victim
 from torchmedic.observe.context import StepContext
-from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack, on_to_backward
 from torchmedic.replay.trace.bad_value_origins import Birth, is_deliberate
@@ -96,9 +96,7 @@ def _bad_gradient(evidence: RaisedEvidence) -> bool:
     optimizers = evidence.incident.process.clock.optimizers
     return any(
         is_bad(tensor.grad)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for tensor in group["params"]
+        for tensor in parameters_of(*optimizers)
         if tensor.grad is not None and tensor.grad.layout is torch.strided
     )
 

@@ -62,6 +62,7 @@ class NumbersEvidence:
         deadline: float | None = None,
     ) -> None:
         self.incident = incident
+        self.step_number, self.rank = incident.step, incident.rank
         self.agent = agent
         self.frames = frames
         self.noticed = noticed
@@ -94,14 +95,6 @@ class NumbersEvidence:
             except CannotCut as reason:
                 why_not = str(reason)
         return cls(incident, agent, stack_of(frame), noticed, step, why_not=why_not)
-
-    @property
-    def step_number(self) -> int:
-        return self.incident.step
-
-    @property
-    def rank(self) -> int:
-        return self.incident.rank
 
     @property
     def complaint(self) -> str:

@@ -25,7 +25,7 @@ from torchmedic.examine.held_step import hold
 from torchmedic.examine.publication import publish_finding
 from torchmedic.observe.context import ProcessContext, StepContext
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
-from torchmedic.observe.step.batches import tensors_in_frames
+from torchmedic.observe.step.tensors import tensors_in_frames
 from torchmedic.records import Diagnosis
 from torchmedic.records.numbers import Badness, NumberTrace, PathNode
 from torchmedic.replay.step.trial import source_of

@@ -14,6 +14,7 @@ from torchmedic.examine.publication import Said, publish_silent
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.context import ProcessContext
+from torchmedic.observe.step.tensors import parameters_of
 
 _NO_UPDATE = frozenset({"TM604", "TM608", "TM609", "TM624", "TM630"})  # explain why an optimizer has no gradient at all
 
@@ -32,9 +33,7 @@ def explain_first_steps(
     graphs: Sequence[LossGraph], unreached: Unreached | None, frame: FrameType | None, agent: ProcessContext, said: Said
 ) -> None:
     """Explain what the graphs of the first steps show, or the parameters that got no gradient."""
-    optimized = [
-        tensor for optimizer in agent.clock.optimizers for group in optimizer.param_groups for tensor in group["params"]
-    ]
+    optimized = parameters_of(*agent.clock.optimizers)
     memory = agent.finite.memory
     past = memory.oldest_copy()
     evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank, past=past)

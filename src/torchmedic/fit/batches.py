@@ -32,7 +32,6 @@ class Knob(NamedTuple):
     line: Line = NOWHERE
     literals: tuple[Literal, ...] = ()
     argument: int | None = None  # the position of the argument that holds the number
-    loader: bool = False
 
     def change(self, value: int, arguments: tuple[str, ...], base: Change | None = None) -> Change:
         base = base or Change()
@@ -153,7 +152,7 @@ def _knobs(trials: Trials, trace: Trace) -> Iterator[Knob]:
     found = [*_arguments(trials.arguments), *_named(tree, str(trials.script))]
     yield from sorted(found, key=lambda knob: knob.current not in rows and knob.current not in trace.loader_sizes)
     for size in dict.fromkeys(trace.loader_sizes):
-        yield Knob(size, loader=True)
+        yield Knob(size)
     for size in dict.fromkeys(shape[0] for shape in trace.batch):
         literals = _in_factories(tree, size)
         if size > 1 and literals:

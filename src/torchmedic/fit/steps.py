@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torchmedic.fit.fake_device import DEVICE
 from torchmedic.fit.machine import Ended, Machine
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.fake.changes import repeated_layers
 from torchmedic.source.objects.parts import live_modules
 
@@ -73,7 +74,7 @@ class Steps:
 
     def _begin_update(self, optimizer: Any) -> None:
         recorder = self._machine.recorder
-        for tensor in _trained(optimizer):
+        for tensor in parameters_of(optimizer):
             recorder.mark(tensor, "parameters")
             if tensor.grad is not None:
                 recorder.mark(tensor.grad, "gradients")
@@ -91,7 +92,7 @@ class Steps:
                         machine.recorder.mark(tensor, "optimizer state")
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
         machine.trace.steps += 1
-        trained = [key for key, each in self.made.items() if _trained(each)]
+        trained = [key for key, each in self.made.items() if parameters_of(each)]
         if all(self._counts.get(key, 0) >= 2 for key in trained) or machine.trace.steps >= _MAX_STEPS:
             machine.trace.seconds = machine.clock.seconds - self._seconds
             self.finish()
@@ -109,10 +110,6 @@ class Steps:
                 for tensor in tensors.values():
                     if tensor is not None and tensor.device == DEVICE:
                         self._machine.recorder.mark(tensor, kind)  # type: ignore[arg-type]
-
-
-def _trained(optimizer: Any) -> list[torch.Tensor]:
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _repeated(modules: list[Any]) -> dict[str, int]:

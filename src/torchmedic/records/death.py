@@ -43,7 +43,6 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     swap_free: int | None = None
     shm_low: int | None = None
     shm_size: int | None = None
-    core_pattern: str = ""
     samples: tuple[MemorySample, ...] = ()
     holders: tuple[HeldMemory, ...] = ()
 

@@ -17,10 +17,9 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
     `index` is NVML's. `ordinal` is the number of the GPU in the run's processes, from the environment of the run: None
     if they do not see the GPU, or if the order is unknown. `ecc_uncorrected` counts since the driver was loaded,
-    `ecc_new` since the start of the run. `memory_others` is held by processes outside the run. `throttled` and
-    `hottest` are for the whole run, `throttle` and `temperature` for this moment. `lost` is NVML's reason if the GPU no
-    longer answers. `utilisation` and `memory_utilisation` are the percentages of the last sample period in which a
-    kernel ran, and in which memory was read or written.
+    `ecc_new` since the start of the run. `throttled` and `hottest` are for the whole run, `throttle` and `temperature`
+    for this moment. `lost` is NVML's reason if the GPU no longer answers. `utilisation` and `memory_utilisation` are
+    the percentages of the last sample period in which a kernel ran, and in which memory was read or written.
     """
 
     index: int
@@ -46,7 +45,6 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     memory_utilisation: int | None = None
     memory_used: int | None = None
     memory_total: int | None = None
-    memory_others: int | None = None
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ class PyFrame(msgspec.Struct, frozen=True, kw_only=True):
     line: int
     function: str
     user: bool = False
-    lasti: int = -1
     column: int = 1
     end_column: int = 1
     code: str = ""
@@ -116,7 +115,6 @@ class LoaderView(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: tuple[int, ...]
     given: tuple[tuple[str, ...], ...] = ()
-    timeout: float = 0.0
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

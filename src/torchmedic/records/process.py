@@ -49,7 +49,6 @@ class FutexWait(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     tid: int
-    address: int
     owner: int | None = None
     owner_lives: bool | None = None
     owner_process: int | None = None
@@ -104,9 +103,9 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     """One process as the kernel shows it, and the changes between two looks (`elapsed` seconds apart).
 
     `name` is the kernel's. `exit_status` is that of a zombie, negative for a signal. `open_to_us`: the system calls of
-    its threads may be read. `taken` is the monotonic time of the look. `faults` (major page faults) and `io` (rchar,
-    wchar, read_bytes, write_bytes) are totals; `major_faults`, `bytes_read` and `bytes_written` are per second.
-    `libraries` are the compilers of the CUDA driver that the process has loaded.
+    its threads may be read. `taken` is the monotonic time of the look. `io` (rchar, wchar, read_bytes, write_bytes)
+    are totals; `bytes_read` and `bytes_written` are per second. `libraries` are the compilers of the CUDA driver that
+    the process has loaded.
     """
 
     pid: int
@@ -124,16 +123,13 @@ class ProcessView(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: float = 0.0
     cpu: float = 0.0
     busy: float | None = None
-    major_faults: float | None = None
     bytes_read: float | None = None
     bytes_written: float | None = None
     caught_signals: int = 0
     name: str = ""
-    group: int = 0
     exit_status: int | None = None
     open_to_us: bool = True
     taken: float = 0.0
-    faults: int = 0
     io: tuple[int, ...] = ()
     growing: tuple[FileGrowth, ...] = ()
     libraries: tuple[str, ...] = ()

@@ -35,10 +35,9 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """A process of the run that has made no progress for longer than its phase ever took.
 
     `pid` is that process; `processes` are it and its descendants. `still` is the number of seconds in which no step or
-    phase has ended, `usual` the longest such time before, None in the first steps. `ended` has the wait statuses of
-    processes that have ended, `mute` are processes that listen and did not answer. `attached`: torchmedic did not start
-    the run. `peers` are the other processes of the run. `outsiders` are processes at the other ends of its pipes and
-    sockets, `above` its ancestors.
+    phase has ended, `usual` the longest such time before, None in the first steps. `mute` are processes that
+    listen and did not answer. `attached`: torchmedic did not start the run. `peers` are the other processes of the run.
+    `outsiders` are processes at the other ends of its pipes and sockets, `above` its ancestors.
     """
 
     pid: int
@@ -55,7 +54,6 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     host: HostPressure | None = None
     pressure: PressureRates | None = None
     gpu: GpuHealth | None = None
-    ended: dict[int, int] = {}
     mute: tuple[int, ...] = ()
     outsiders: tuple[ProcessView, ...] = ()
     above: tuple[int, ...] = ()

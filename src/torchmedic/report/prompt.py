@@ -7,8 +7,9 @@ from pathlib import Path
 
 from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.records.plain_text import clipped, one_line, visible
-from torchmedic.report import failing_call, terminal
+from torchmedic.report import terminal
 from torchmedic.report.terminal import proof
+from torchmedic.repro.wording import recorded_call
 
 DEFAULT_TOKENS = 1500
 MIN_TOKENS = 100
@@ -71,9 +72,9 @@ def _sections(diagnosis: Diagnosis, run: Path | None) -> list[str]:
     for treatment in diagnosis.treatments:
         patch = f"\n{visible(treatment.patch).rstrip()}" if treatment.patch else ""
         sections.append(f"CURE: {_field(treatment.title)} [{_field(proof(treatment))}]{patch}")
-    recorded = failing_call.find(run, diagnosis) if run is not None else None
-    if recorded is not None:
-        sections.append(f"FAILING OPERATION:\n{visible(failing_call.text(recorded))}")
+    recorded = recorded_call(run, diagnosis) if run is not None else ""
+    if recorded:
+        sections.append(f"FAILING OPERATION:\n{visible(recorded)}")
     return sections
 
 

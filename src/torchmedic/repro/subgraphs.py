@@ -13,8 +13,9 @@ import torch
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.replay.step.step import Step
-from torchmedic.replay.trace.microscope import Captured, Microscope, Op, storage_of
+from torchmedic.replay.trace.microscope import Captured, Microscope, Op
 from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.replay.trace.saved_tensors import Overwritten, Saved, watch_saved_tensors, writers
 from torchmedic.repro.arguments import Inputs, NotRecordable
 from torchmedic.repro.aten import Spelling, spellings
 from torchmedic.repro.functions import function_lines
@@ -48,49 +49,19 @@ def program(evidence: RaisedEvidence, header: Recipe) -> Program | None:
     return None
 
 
-class _Kept(NamedTuple):
-    tensor: torch.Tensor
-    version: int
-    storage: int | None
-    after: int  # operations so far
-
-
-class _Overwritten(RuntimeError):
-    def __init__(self, kept: _Kept, node: str) -> None:
-        super().__init__(_OVERWRITTEN)
-        self.kept = kept
-        self.node = node
-
-
-@contextlib.contextmanager
-def _watched(scope: Microscope) -> Iterator[None]:
-    def pack(tensor: torch.Tensor) -> _Kept:
-        return _Kept(tensor, tensor._version, storage_of(tensor), len(scope.ops))
-
-    def unpack(kept: _Kept) -> torch.Tensor:
-        if kept.tensor._version != kept.version:
-            node: Any = torch._C._current_autograd_node()
-            raise _Overwritten(kept, node.name() if node is not None else "")
-        return kept.tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
-
-
 def _overwritten(step: Step, header: Recipe) -> Program | None:
     deadline = time.monotonic() + _MAX_REPLAY_SECONDS
     scope = Microscope(deadline=deadline)
-    error = step.runner.play(scope, _watched(scope)).error
-    if not isinstance(error, _Overwritten):
+    error = step.runner.play(scope, watch_saved_tensors(scope)).error
+    if not isinstance(error, Overwritten):
         return None
-    kept = error.kept
+    kept = error.saved
     saver = _saver(scope, kept, error.node)
-    writes = [op for op in scope.ops[kept.after :] if kept.storage is not None and kept.storage in op.written]
-    writes = [op for op in writes if saver is None or op.index > saver.index]
+    writes = [op for op in writers(scope, kept) if saver is None or op.index > saver.index]
     if saver is None or not writes:
         return None
     again = Microscope(capture=frozenset({saver.index, writes[0].index}), deadline=deadline)
-    step.runner.play(again, _watched(again))  # with the same hooks, which change the operations that run
+    step.runner.play(again, watch_saved_tensors(again))  # with the same hooks, which change the operations that run
     captured = [_same(again, op) for op in (saver, writes[0])]
     if captured[0] is None:
         return None
@@ -107,7 +78,7 @@ def _same(scope: Microscope, op: Op) -> Captured | None:
     return other.captured if other is not None and other.name == op.name else None
 
 
-def _saver(scope: Microscope, kept: _Kept, node: str) -> Op | None:
+def _saver(scope: Microscope, kept: Saved, node: str) -> Op | None:
     """The operation whose derivative needs the tensor: it saves a result after it has run, an argument before."""
     near = scope.ops[max(0, kept.after - 1) : kept.after + 3]
     return next((op for op in near if _is_of(node, op) and not op.is_backward), None)

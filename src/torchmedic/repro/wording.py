@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from torchmedic.repro.recipe import INFIX, PREFIX, Argument, Line, Many, Plain, Ref, Slice, Special
+import contextlib
+from pathlib import Path
+
+from torchmedic.errors import UnreadableRun
+from torchmedic.records import Diagnosis
+from torchmedic.repro.recipe import (
+    INFIX,
+    PREFIX,
+    Argument,
+    Bad,
+    Line,
+    Many,
+    Plain,
+    Raises,
+    Recipe,
+    Ref,
+    Slice,
+    Special,
+    read,
+    recipes,
+)
+from torchmedic.runfolder import layout
+from torchmedic.runfolder.confidential import is_confidential
 
 _CONSTANTS = {"inf": "torch.inf", "-inf": "-torch.inf", "nan": "torch.nan"}
 
@@ -76,3 +98,29 @@ def _subscript_part(index: Argument) -> str:
 def _one_line(text: str) -> str:
     """Text for a comment: without line breaks and in ASCII, so that it ends where the line ends."""
     return ascii(" ".join(text.split()))[1:-1]
+
+
+def recorded_call(run: Path, diagnosis: Diagnosis) -> str:
+    """The recording that belongs to a diagnosis as source text; empty if there is none, or if it is damaged."""
+    if is_confidential(run):
+        return ""
+    for folder in layout.process_folders(run):
+        for path in recipes(folder):
+            with contextlib.suppress(UnreadableRun):
+                held = read(path)
+                if (held.code, held.message) == (diagnosis.code, diagnosis.message) and not held.why_not:
+                    return _text(held)
+    return ""
+
+
+def _text(recipe: Recipe) -> str:
+    """Inputs, calls and outcome, a line each. Values are left out: `torchmedic repro` writes a script with them."""
+    lines = [f"# {each.name}: {each.dtype} {list(each.shape)} on {each.device}" for each in recipe.inputs]
+    lines += [statement(line) for line in recipe.lines]
+    outcome = recipe.outcome
+    if isinstance(outcome, Raises):
+        lines.append(f"# raises {outcome.kind}")
+    elif isinstance(outcome, Bad):
+        what = f"the gradient of {outcome.of}" if outcome.gradient else outcome.of
+        lines.append(f"# {what} holds {'NaN' if outcome.kind == 'nan' else 'infinity'}")
+    return "\n".join(lines)

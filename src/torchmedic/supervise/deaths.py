@@ -172,7 +172,6 @@ def _death(left: Traces, host: HostWatch, pid: int, name: str, script: int) -> D
         swap_free=swap,
         shm_low=host.shm_low,
         shm_size=shared[0] if shared is not None else None,
-        core_pattern=postmortem.core_pattern(),
         samples=host.guard.samples[-_MAX_SAMPLES:],
         holders=_holders(left, pid),
     )

@@ -124,7 +124,7 @@ class _GpuReader:
         with contextlib.suppress(Exception):
             gpus = connect()
             while gpus is not None:
-                self._health = gpus.read(frozenset())
+                self._health = gpus.read()
                 time.sleep(_GPU_INTERVAL_SECONDS)
 
 

@@ -137,7 +137,6 @@ def test_whose_memory_words_speak_of(text: str, where: str | None, beside: str) 
 
 def test_a_process_without_room_is_explained_by_its_parent(tmp_path: Path) -> None:
     word = NoRoom(
-        exception="RuntimeError",
         text="DefaultCPUAllocator: can't allocate memory: you tried to allocate 819200 bytes.",
         step=7,
         memory=limited(address_limit=3 * GIB + 4096),

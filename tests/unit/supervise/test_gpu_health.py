@@ -101,10 +101,6 @@ WELL = {
     "nvmlDeviceGetPowerUsage": 350_500,
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(used=30, total=100),
-    "nvmlDeviceGetComputeRunningProcesses": [
-        types.SimpleNamespace(pid=11, usedGpuMemory=20),
-        types.SimpleNamespace(pid=12, usedGpuMemory=7),
-    ],
 }
 
 
@@ -119,48 +115,38 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def test_everything_that_is_told(nvml: FakeNvml) -> None:
-    health = Gpus(nvml).read(frozenset({11}))
+    health = Gpus(nvml).read()
     first, second = health.gpus
     assert (health.driver, first.uuid, first.name) == ("570.1", "GPU-0", "H200")
     assert (first.index, first.ordinal, second.ordinal) == (0, 0, 1)
     assert (first.ecc_uncorrected, first.ecc_new, first.rows_remapped, first.remap_pending) == (2, 0, 3, False)
     assert (first.pages_retired, first.throttle, first.temperature) == (0, ("power cap",), 61)
     assert (first.power, first.power_limit, first.slowdown_temperature) == (350.5, 700.0, 87)
-    assert (first.memory_used, first.memory_total, first.memory_others) == (30, 100, 7)
-    assert (second.temperature, second.memory_others, second.throttle, second.lost) == (None, None, (), "")
+    assert (first.memory_used, first.memory_total) == (30, 100)
+    assert (second.temperature, second.throttle, second.lost) == (None, (), "")
     assert health.of("GPU-1") == health.of("1") == second
-
-
-def test_memory_of_others_only_where_the_numbers_are_ours(nvml: FakeNvml) -> None:
-    assert Gpus(nvml).read(frozenset({99})).gpus[0].memory_others is None  # a container sees the host's numbers
-    nvml.answers["nvmlDeviceGetComputeRunningProcesses"][1].usedGpuMemory = None
-    try:
-        assert Gpus(nvml).read(frozenset({11})).gpus[0].memory_others is None
-    finally:
-        nvml.answers["nvmlDeviceGetComputeRunningProcesses"][1].usedGpuMemory = 7
 
 
 def test_what_was_is_not_forgotten(nvml: FakeNvml) -> None:
     gpus = Gpus(nvml)
     nvml.answers |= {"nvmlDeviceGetCurrentClocksEventReasons": 0x48, "nvmlDeviceGetTemperature": 90}
-    gpus.read(frozenset({11}))
+    gpus.read()
     nvml.answers |= {"nvmlDeviceGetCurrentClocksEventReasons": 0x01, "nvmlDeviceGetTemperature": 40}
-    nvml.answers["nvmlDeviceGetComputeRunningProcesses"] = [types.SimpleNamespace(pid=12, usedGpuMemory=7)]
-    first = gpus.read(frozenset({11})).gpus[0]  # our process is gone
-    assert (first.throttle, first.temperature, first.memory_others) == (("idle",), 40, 7)
+    first = gpus.read().gpus[0]
+    assert (first.throttle, first.temperature) == (("idle",), 40)
     assert first.throttled == ("idle", "hardware slowdown", "hardware thermal slowdown")
     assert first.hottest == 90
 
 
 def test_events_and_what_is_new(nvml: FakeNvml) -> None:
     gpus = Gpus(nvml)
-    gpus.read(frozenset())
+    gpus.read()
     assert nvml.registered == [0, 1]
     assert not gpus.events()
     nvml.pending = [(0, 31), (0, 43), (1, 79)]
     nvml.answers |= {"nvmlDeviceGetTotalEccErrors": 5, "nvmlDeviceGetTemperature": NVMLError(15)}
     assert gpus.events()
-    first, second = gpus.read(frozenset()).gpus
+    first, second = gpus.read().gpus
     assert [xid.code for xid in first.xids] == [31, 43]
     assert [xid.code for xid in second.xids] == [79]
     assert (first.ecc_uncorrected, first.ecc_new, first.lost) == (5, 3, "GPU is lost")
@@ -229,7 +215,7 @@ def test_a_run_on_a_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_pat
     watching.last_look()
     last = gpu_files.read_gpu_health(tmp_path)
     assert last is not None
-    assert (last.gpus[0].temperature, last.gpus[0].memory_others) == (71, 7)
+    assert last.gpus[0].temperature == 71
     assert [[xid.code for xid in gpu.xids] for gpu in last.gpus] == [[31], [63]]
 
 

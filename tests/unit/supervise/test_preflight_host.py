@@ -76,7 +76,7 @@ def test_limits(tmp_path: Path) -> None:
 def test_folders(tmp_path: Path) -> None:
     def found(**changed: object) -> dict[str, str]:
         values = {"free": 50 * GIB, "inodes": 1000, "read_only": False, "writable": True, "kind": "ext4", **changed}
-        return problems(disks.check(situation(), lambda path: disks.Folder(path=path, **values)))  # type: ignore[arg-type]
+        return problems(disks.check(situation(), lambda path: disks.Folder(**values)))  # type: ignore[arg-type]
 
     assert found() == {}
     assert found(free=GIB)["working folder"] == "warn: 1.0 GiB free, little for checkpoints"

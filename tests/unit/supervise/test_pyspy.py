@@ -42,8 +42,6 @@ def test_an_answer_is_read() -> None:
         ("step", 9, True),
     ]
     assert dump.native == {5: ("sre_match (lib.so)",)}
-    assert dump.values[5]["n"] == "3"
-    assert len(dump.values[5]["text"]) == 120
 
 
 @pytest.mark.parametrize("answer", [b"", b"{", b"[3]", b'[{"frames": 7}]', b'{"a": 1}', b"\xff\xfe"])

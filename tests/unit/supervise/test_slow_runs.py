@@ -128,7 +128,7 @@ def _mute(main: dict[str, Any], other: dict[str, Any], ours: dict[str, Any]) -> 
     """A process that does not answer: its main thread, one that wants the GIL, and ours, which wants it as well."""
     names = {"main": main, "other": other, LISTENER: ours}
     rows = tuple(ThreadView(tid=PID + each, name=name, **names[name]) for each, name in enumerate(names))
-    futexes = tuple(FutexWait(tid=row.tid, address=1, timed=True) for row in rows if row.syscall == "futex")
+    futexes = tuple(FutexWait(tid=row.tid, timed=True) for row in rows if row.syscall == "futex")
     own = ProcessView(pid=PID, state="S", threads=rows, futexes=futexes, elapsed=1.3, busy=0.0)
     waits = PyThread(ident=2, tid=PID + 1, frames=(user(30, "self.seconds += 0.1"),))
     view = msgspec.structs.replace(inside(thread(user(7, "libc.pause()"))), by_signal=True)

@@ -52,7 +52,6 @@ class Exhaustion(msgspec.Struct, frozen=True, kw_only=True):
     allowed: int | None = None  # by `set_per_process_memory_fraction`
     allocated: int | None = None
     unallocated: int | None = None  # reserved, but not in use
-    in_use: int | None = None  # by this process, with what is not PyTorch's
     others: int | None = None
     other_processes: tuple[tuple[int, int], ...] = ()
 
@@ -129,7 +128,6 @@ def _of_device(text: str) -> Exhaustion:
         allowed=_size(_SIZE + r" allowed", text),
         allocated=_size(_SIZE + r" is allocated by PyTorch", text),
         unallocated=_size(_SIZE + r" is reserved by PyTorch but unallocated", text),
-        in_use=this,
         others=sum(use for _, use in others) if this is not None else None,
         other_processes=tuple(others) if this is not None else (),
     )

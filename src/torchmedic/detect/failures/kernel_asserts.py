@@ -26,7 +26,6 @@ from torchmedic.runfolder import gpu
 _MAX_ASSERTIONS = 64
 _MAX_LINES_EACH = 4
 _MAX_TEXT_BYTES = 48 * 1024
-_MAX_PLACES = 8
 _TAIL_BYTES = 4096  # how far back the beginning of a line may be
 _HEAD_BYTES = 2048
 
@@ -107,8 +106,8 @@ _OPERATIONS: dict[Family, str] = {
 class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
     """A failed check of a kernel.
 
-    `count` is how many threads said so, and `places` where the first of them were, as (block, thread). `file`, `line`
-    and `kernel` are empty where they were not said, or were torn apart by other output.
+    `count` is how many threads said so. `file`, `line` and `kernel` are empty where they were not said, or were torn
+    apart by other output.
     """
 
     file: str
@@ -117,7 +116,6 @@ class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
     condition: str
     family: Family
     count: int = 1
-    places: tuple[tuple[str, str], ...] = ()
     text: str = ""
 
     def could_be(self, operation: str) -> bool | None:
@@ -136,7 +134,6 @@ class _Said(msgspec.Struct):
     kernel: str
     condition: str
     count: int = 0
-    places: list[tuple[str, str]] = []
     lines: list[str] = []
 
     def so_far(self) -> KernelAssertion:
@@ -147,7 +144,6 @@ class _Said(msgspec.Struct):
             condition=self.condition,
             family=family_of(self.file, self.kernel, self.condition),
             count=self.count,
-            places=tuple(self.places),
             text=self.lines[0],
         )
 
@@ -174,7 +170,7 @@ class Listener:
             self._failed(data[start : match.start()][-_HEAD_BYTES:], match)
             done = match.end()
         for match in _ABORTED.finditer(data, done):
-            self._add(_Said(_text(match[1]), int(match[2]), "", _text(match[3])), match[0].strip(), None)
+            self._add(_Said(_text(match[1]), int(match[2]), "", _text(match[3])), match[0].strip())
             done = match.end()
         self._tail = data[done:][-_TAIL_BYTES:]
         return done > 0
@@ -208,10 +204,9 @@ class Listener:
             file = re.split(rb"[\[\]|]", file)[-1]  # what stood before it on the line: a progress bar
         file, kernel = (b"" if word == b"unknown" else word for word in (file, kernel))  # Triton's
         whole = head[source.start() if source is not None else len(head) :] + match[0] + b"."
-        place = (_text(match[1] or match[2]), _text(match[3])) if match[3] else None
-        self._add(_Said(_text(file), line, _text(kernel).strip(), _text(match[4])), whole, place)
+        self._add(_Said(_text(file), line, _text(kernel).strip(), _text(match[4])), whole)
 
-    def _add(self, new: _Said, whole: bytes, place: tuple[str, str] | None) -> None:
+    def _add(self, new: _Said, whole: bytes) -> None:
         self._last = said = self._same(new)
         if said is None:
             if len(self._heard) == _MAX_ASSERTIONS or self._size > _MAX_TEXT_BYTES:
@@ -220,8 +215,6 @@ class Listener:
             self._heard.append(said)
             self._known[new.file, new.line, new.condition] = said
         said.count += 1
-        if place is not None and len(said.places) < _MAX_PLACES:
-            said.places.append(place)
         if len(said.lines) < _MAX_LINES_EACH and self._size <= _MAX_TEXT_BYTES:
             said.lines.append(_text(whole))
             self._size += len(whole)

@@ -11,6 +11,7 @@ from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.stages import Quantity, UpdateStage
 from torchmedic.observe.step.batches import items_of
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.finite import is_finite
 
 
@@ -33,7 +34,7 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
 def nonfinite_incident(optimizer: Any, quantity: Quantity, stage: UpdateStage, agent: ProcessContext) -> NonFinite:
     optimizers = tuple(agent.clock.optimizers)
     looked_at = [optimizer] if optimizer is not None else optimizers
-    parameters = [tensor for each in looked_at for group in each.param_groups for tensor in group["params"]]
+    parameters = parameters_of(*looked_at)
     indices = agent.batches.indices
     watch = agent.finite
     return NonFinite(

@@ -27,6 +27,7 @@ from torchmedic.detect.loop.incident import (
 )
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.lookup.unread_results import unread_results
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
@@ -60,10 +61,6 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     found = list(_unregistered(habits, nobodys, owned, roots, steps))
     found = found or list(_replaced(habits, nobodys, owned, roots, steps)) or list(_twin(habits, nobodys, roots, steps))
     yield from found or list(_useless(habits, nobodys, steps)) or ownerless.find(habits, owned, steps)
-
-
-def parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _roots(habits: Habits) -> list[nn.Module]:

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
 from torchmedic.source.lookup.layers import roots
@@ -151,7 +152,7 @@ def misplaced_state(frames: list[Frame]) -> Misplaced | None:
     optimizer = next((owner for owner in held if isinstance(owner, torch.optim.Optimizer)), None)
     if optimizer is None:
         return None
-    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    parameters = parameters_of(optimizer)
     found = [
         (parameter, key, state)
         for parameter in parameters

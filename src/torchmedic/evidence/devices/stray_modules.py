@@ -124,7 +124,7 @@ def late_module(stray: Stray) -> Reason | None:
         devices = {held.device for held in root.parameters() if not any(held is own for own in layer.parameters())}
         if devices != {stray.split.home} or stray.device in devices:
             continue
-        put = _put_in(stray.evidence, root, path)
+        put = _put_in(stray.evidence, path)
         return Reason(
             kind="module",
             fact=f"`{path}` is on {stray.device}, all else of `{type(root).__name__}` on {stray.split.home}: "
@@ -142,7 +142,7 @@ def _owns(module: torch.nn.Module, stray: Stray) -> bool:
     return any(held is tensor for held in own if held is not None for tensor in stray.tensors)
 
 
-def _put_in(evidence: RaisedEvidence, root: torch.nn.Module, path: str) -> tuple[str, ast.AST] | None:
+def _put_in(evidence: RaisedEvidence, path: str) -> tuple[str, ast.AST] | None:
     """The only statement of the user's, outside of the model's own class, that assigns `model.head` or `model[2]`."""
     last = path.rpartition(".")[2]
     found: dict[tuple[str, int], tuple[str, ast.AST]] = {}

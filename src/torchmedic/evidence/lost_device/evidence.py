@@ -49,6 +49,7 @@ class LostDevice:
     ) -> None:
         """`frame` is where the loss was noticed, if no exception has come out of the user's code yet."""
         self.incident = incident
+        self.step_number, self.rank = incident.step, incident.rank
         self.fault = fault
         self.agent = incident.process
         self.words = words_of(self.agent.run) if fault.kind == "device_assert" else []
@@ -62,14 +63,6 @@ class LostDevice:
         self.played: ReplayResult | None = None
         self.why_not = ""
         self._open = contextlib.ExitStack()
-
-    @property
-    def step_number(self) -> int:
-        return self.incident.step
-
-    @property
-    def rank(self) -> int:
-        return self.incident.rank
 
     def __enter__(self) -> LostDevice:
         self._open.enter_context(torch.device("cpu"))  # what we make ourselves, whatever the script's default

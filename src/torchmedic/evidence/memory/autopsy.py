@@ -25,8 +25,8 @@ from torchmedic.evidence.memory.accounting.saved_by_graph import sequence_of
 from torchmedic.evidence.memory.accounting.walk import held_tensors
 from torchmedic.evidence.memory.attempts import callers_of, history_of, is_lent, is_updating, next_node
 from torchmedic.evidence.memory.by_line import Layers, Line, Method
+from torchmedic.evidence.memory.fake.fake_step import NotPlayed, made_again, play
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Made, Place, Saved
-from torchmedic.evidence.memory.replays import NotPlayed, made_again, play
 from torchmedic.evidence.memory.retained_graphs import Retained, retained_graphs
 from torchmedic.evidence.memory.source.differentiated import Backward, backward_around, is_differentiated
 from torchmedic.observe.context import ProcessContext

@@ -23,8 +23,7 @@ from torchmedic.evidence.memory.source.differentiated import (
 )
 from torchmedic.evidence.memory.source.fillers import fillers_of
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.syntax import FUNCTIONS, innermost, nodes_in, syntax_tree
-from torchmedic.source.vocabulary import BACKWARD_CALLS
+from torchmedic.source.syntax import BACKWARD_CALLS, FUNCTIONS, innermost, nodes_in, syntax_tree
 
 _MIN_SAVED_SHARE = 0.3  # share of all tensors
 

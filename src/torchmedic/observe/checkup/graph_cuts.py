@@ -100,8 +100,7 @@ class GraphCuts:
             for kind in _distributions(name):
                 put(kind, name, wrap(getattr(kind, name)))
         data: Any = torch.Tensor.data
-        look = self._noting("data", data.__get__)
-        put(torch.Tensor, "data", property(look, data.__set__))
+        put(torch.Tensor, "data", property(self._noting("data", data.__get__), data.__set__))
         nn_module._global_forward_pre_hooks[_HOOK] = contained("observe.checkup")(self._module_called)
         if parameters is not None:
             nn_module._global_forward_hooks[_HOOK] = contained("observe.checkup")(self._module_returned)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchmedic.observe.step.tensors import parameters_of
+
 _MAX_PHASES = 4  # changes that are looked at
 _FIRST_LATE_LOOK = 64  # steps; the next look comes after four times as many
 _MAX_LATE_LOOKS = 5
@@ -28,8 +30,7 @@ class Phases:
 
         A phase begins with another optimizer, or when other parameters are trained.
         """
-        tensors = (tensor for group in optimizer.param_groups for tensor in group["params"])
-        trained = {id(tensor) for tensor in tensors if tensor.requires_grad}
+        trained = {id(tensor) for tensor in parameters_of(optimizer) if tensor.requires_grad}
         before, self._trained[id(optimizer)] = self._trained.get(id(optimizer)), len(trained)
         thawed, self._known = trained - self._known, self._known | trained
         if before == len(trained) or step < _YOUNG_STEPS or self._changes >= _MAX_PHASES:

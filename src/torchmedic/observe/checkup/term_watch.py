@@ -15,6 +15,7 @@ from torchmedic.observe.checkup.foreign_terms import foreign_term
 from torchmedic.observe.checkup.graph_facts import partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.lost_terms import LostTerms, gradient_call
+from torchmedic.observe.step.tensors import parameters_of
 
 _MAX_TURN_STEPS = 200  # until an optimizer has its next turn
 
@@ -93,7 +94,7 @@ class TermWatch:
         self._terms.turn_ended()
         if self._terms.done or (self._foreign is None and not fresh):
             return
-        owned = frozenset(id(tensor) for group in optimizer.param_groups for tensor in group["params"])
+        owned = frozenset(map(id, parameters_of(optimizer)))
         known = self._foreign.foreign if self._foreign is not None else None
         if known is None:
             for graph in fresh:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torchmedic.observe.checkup.graph_cuts import GraphCuts
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.graph import leaves_behind
 
 WRITES_OF_CONSTRUCTOR = 1  # to the weight of a layer of torch's: its initial values
@@ -80,7 +81,7 @@ class Unreached:
         if self.over:
             return
         if id(optimizer) not in self._seen:
-            has_gradients = any(tensor.grad is not None for tensor in _parameters(optimizer))
+            has_gradients = any(tensor.grad is not None for tensor in parameters_of(optimizer))
             if has_gradients or not has_closure:
                 self._note(optimizer, has_gradients=has_gradients)
             else:
@@ -94,7 +95,7 @@ class Unreached:
         self.has_whole |= not has_gradients
         lacking = [
             Missing(tensor)
-            for tensor in _parameters(optimizer)
+            for tensor in parameters_of(optimizer)
             if tensor.requires_grad and tensor.grad is None and not tensor.is_inference()
         ]
         self._lacking |= {id(optimizer)} if lacking else set()
@@ -108,7 +109,7 @@ class Unreached:
 
     def step_ended(self) -> None:
         optimizer, self._undecided = self._undecided() if self._undecided is not None else None, None
-        if optimizer is not None and all(tensor.grad is None for tensor in _parameters(optimizer)):
+        if optimizer is not None and all(tensor.grad is None for tensor in parameters_of(optimizer)):
             self._note(optimizer, has_gradients=False)  # the closure did nothing, as in Lightning's manual optimization
         if self.cuts.armed:
             if self._is_watched_turn():
@@ -127,10 +128,6 @@ class Unreached:
             return False
         self.over = True
         return True
-
-
-def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _is_missing(found: Missing) -> bool:

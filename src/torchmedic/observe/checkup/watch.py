@@ -32,6 +32,7 @@ from torchmedic.observe.checkup.zero_weights import note_zero_weights, zero_prod
 from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.numbers.finite_checks import are_plain
+from torchmedic.observe.step.tensors import parameters_of
 
 _MAX_ARMED = 40  # times that births are noted
 _MAX_LOOKS = 3  # at a line that shows something suspicious
@@ -191,12 +192,13 @@ class Checkup:
                 self._look_again()
         self.unreached.step_begins(optimizer, has_closure=has_closure)
         if self._fresh:
-            gradients = [tensor.grad for group in optimizer.param_groups for tensor in group["params"]]
+            parameters = parameters_of(optimizer)
+            gradients = [tensor.grad for tensor in parameters]
             for graph in self._fresh:
                 if graph.is_zero is None and graph.gates():
                     graph.is_zero = all_zero(gradients)
                 if not self._phases.late_looks:
-                    note_zero_weights(graph, [tensor for group in optimizer.param_groups for tensor in group["params"]])
+                    note_zero_weights(graph, parameters)
         self.terms.step_begins(optimizer, self._fresh)
 
     def _ask_for_phase(self, optimizer: Any) -> None:

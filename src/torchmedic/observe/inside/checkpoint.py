@@ -18,6 +18,7 @@ import torch
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.inside import device
 from torchmedic.observe.step.clock import OPTIMIZER
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records.stall import Saved
 from torchmedic.runfolder.confidential import is_confidential, run_of
 from torchmedic.runfolder.files import write_atomically
@@ -67,12 +68,7 @@ def _write(path: Path, models: list[torch.nn.Module], agent: ProcessContext) -> 
 
 def _models(agent: ProcessContext) -> list[torch.nn.Module]:
     """The outermost modules that hold what the optimizers train."""
-    trained = {
-        id(parameter)
-        for optimizer in agent.clock.optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    trained = set(map(id, parameters_of(*agent.clock.optimizers)))
     found = [
         module
         for module in gc.get_objects()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchmedic.observe.inside.peek import is_length
-from torchmedic.source.vocabulary import ADDING_METHODS, TAKING_METHODS
+from torchmedic.source.syntax import ADDING_METHODS, TAKING_METHODS
 
 Loop = ast.While | ast.For
 

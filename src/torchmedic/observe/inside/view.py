@@ -136,7 +136,6 @@ def _frame(frame: FrameType) -> PyFrame:
         line=frame.f_lineno or 0,
         function=frame.f_code.co_name,
         user=user,
-        lasti=frame.f_lasti,
         column=column,
         end_column=end_column,
         code=expression(frame)[0].strip()[:200] if user else "",
@@ -159,7 +158,6 @@ def _loader(iterator: Any, agent: ProcessContext) -> LoaderView | None:
     return LoaderView(
         workers=tuple(process.pid for process in processes),
         given=tuple(given),
-        timeout=float(getattr(iterator, "_timeout", 0) or 0),
     )
 
 

@@ -28,9 +28,7 @@ class Refusal(NamedTuple):
     free: int
     allocated: int
     reserved: int
-    requested: int
     inactive_split: int
-    retries: int
     node: str  # of the backward pass; "" in a forward one
     sequence: int  # of that node, -1 where there is none
     thread: int
@@ -102,9 +100,7 @@ def _note(device: int, asked: int, total: int, free: int) -> None:
         free=free,
         allocated=stats.get("allocated_bytes.all.current", 0),
         reserved=stats.get("reserved_bytes.all.current", 0),
-        requested=stats.get("requested_bytes.all.current", 0),
         inactive_split=stats.get("inactive_split_bytes.all.current", 0),
-        retries=stats.get("num_alloc_retries", 0),
         node=node.name() if node is not None else "",
         sequence=int(node._sequence_nr()) if node is not None else -1,
         thread=threading.get_ident(),

@@ -29,7 +29,6 @@ class NoRoom(msgspec.Struct, frozen=True, kw_only=True):
     `text` is what the exception says, cut off. `lifted`: the soft limit was out of the way, and yet there was no room.
     """
 
-    exception: str
     text: str = ""
     lifted: bool = False
     step: int | None = None
@@ -53,7 +52,6 @@ def leave_word(error: BaseException, agent: ProcessContext) -> None:
     events.write("exception", symptom="out-of-memory", step=agent.clock.step, phase=agent.clock.phase_name)
     events.write(
         KIND,
-        exception=type(error).__name__,
         text=text_of(error)[:_MAX_TEXT],
         lifted=headroom.is_lifted("RLIMIT_AS") or headroom.is_lifted("RLIMIT_DATA"),
         step=agent.clock.step,

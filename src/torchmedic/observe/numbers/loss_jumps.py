@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchmedic.observe.numbers.state_copies import parameters_of
 from torchmedic.observe.numbers.windows import Window
+from torchmedic.observe.step.tensors import parameters_of
 
 _JUMP = 10.0  # times its usual size
 _HUGE_JUMP = 1e4  # times its usual size: one dead layer is enough

@@ -11,7 +11,7 @@ import torch
 
 from torchmedic.observe.device.async_devices import devices
 from torchmedic.observe.memory.host import free_bytes
-from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.observe.step.tensors import parameters_of, tensors_in
 
 _MAX_COPY_BYTES = 256 << 20
 _MAX_SHARE_OF_FREE_MEMORY = 0.1
@@ -83,10 +83,6 @@ def _cloned(value: Any) -> Any:
     if isinstance(value, list):  # the directions that LBFGS remembers
         return [_cloned(part) for part in value]
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _state(optimizer: Any) -> dict[int, dict[str, Any]]:

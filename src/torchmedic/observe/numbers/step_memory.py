@@ -22,9 +22,10 @@ from torchmedic.observe.budget import Account
 from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards, UpdateEnd
 from torchmedic.observe.numbers.loss_jumps import LossJumps
 from torchmedic.observe.numbers.loss_trend import RISE, LossTrend
-from torchmedic.observe.numbers.state_copies import Copy, NoRoom, parameters_of, take_copy
+from torchmedic.observe.numbers.state_copies import Copy, NoRoom, take_copy
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
 from torchmedic.observe.numbers.windows import Window, windows_of
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.graph import leaves_behind
 
 _UPDATES_BETWEEN_COPIES = 6

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.observe.device.async_devices import LateDevice, devices
+from torchmedic.observe.step.tensors import parameters_of
 
 _SHARE_OF_STEP = 0.002  # of its time, for copies
 _MIN_FREE_TO_TAKE = 16  # free memory, in sizes of the copy
@@ -183,7 +184,7 @@ class Rewind:
 
     def _tensors(self, optimizer: Any) -> list[torch.Tensor]:
         """The weights of an optimizer, and the small buffers of the modules that they are called in."""
-        weights = [tensor for group in optimizer.param_groups for tensor in group["params"] if is_plain(tensor)]
+        weights = [tensor for tensor in parameters_of(optimizer) if is_plain(tensor)]
         mine = {id(tensor) for tensor in weights}
         if not weights:
             return []

@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterable
-from types import FrameType, GeneratorType
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 import torch
@@ -260,17 +260,6 @@ def _storage(tensor: torch.Tensor) -> int | None:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy parameter has none yet
         return None
-
-
-def tensors_in_frames(frame: FrameType | None, depth: int = 80) -> list[torch.Tensor]:
-    """The tensors that the variables of a frame and of its callers hold."""
-    found: list[torch.Tensor] = []
-    while frame is not None and depth:
-        for value in list(frame.f_locals.values()):
-            if isinstance(value, torch.Tensor | list | tuple) or is_mapping(value):
-                found += tensors_in(value, 3)
-        frame, depth = frame.f_back, depth - 1
-    return found
 
 
 def _tensors_in_generators() -> list[torch.Tensor]:

@@ -1,11 +1,15 @@
-"""The tensors inside of a batch, of arguments, of variables."""
+"""The tensors inside of a batch, of arguments, of variables, of optimizers."""
 
 from __future__ import annotations
 
+from itertools import islice
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 import torch
 
+_MAX_FRAMES = 80
 _SEQUENCES = (list, tuple)  # to build `list | tuple` at every call takes longer than the call
 
 
@@ -34,3 +38,18 @@ def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
                 found += tensors_in(item, depth - 1)
         return found
     return []
+
+
+def tensors_in_frames(frame: FrameType | None) -> list[torch.Tensor]:
+    """The tensors that the variables of a frame and of its callers hold."""
+    found: list[torch.Tensor] = []
+    for each, _ in islice(walk_stack(frame), _MAX_FRAMES) if frame is not None else ():
+        for value in list(each.f_locals.values()):
+            if isinstance(value, torch.Tensor | list | tuple) or is_mapping(value):
+                found += tensors_in(value, 3)
+    return found
+
+
+def parameters_of(*optimizers: Any) -> list[torch.Tensor]:
+    """The tensors that optimizers update, in order."""
+    return [tensor for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]]

@@ -38,8 +38,7 @@ class Seen(NamedTuple):
 
     op: str
     spots: tuple[Spot, ...]  # the user's lines, innermost first
-    invented: bool  # an input of it was not the run's own value
-    index_invented: bool  # nor was one of those that can be an index
+    index_invented: bool  # an input of it that can be an index was not the run's own value
 
 
 class Shadow(TorchFunctionMode):
@@ -190,7 +189,7 @@ class Shadow(TorchFunctionMode):
         invented = any(tensor in self._invented for tensor in tensors)
         whole = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
         index_invented = any(tensor in self._invented for tensor in whole)
-        seen = Seen(name, user_spots(sys._getframe(2)), invented, index_invented)
+        seen = Seen(name, user_spots(sys._getframe(2)), index_invented)
         if len(self.seen) < _MAX_OPERATIONS:
             self.seen.append(seen)
         try:

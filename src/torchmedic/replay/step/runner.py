@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchmedic.observe.context import Notes
 from torchmedic.observe.step.step_notes import released
-from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.outside_world import Refused, refusals
 from torchmedic.replay.isolation.sandbox import (
@@ -89,9 +89,7 @@ class Runner:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        return [
-            tensor for optimizer in self._optimizers for group in optimizer.param_groups for tensor in group["params"]
-        ]
+        return parameters_of(*self._optimizers)
 
     @property
     def loose_leaves(self) -> list[torch.Tensor]:

@@ -19,9 +19,8 @@ from torchmedic.source.objects.containers import items
 from torchmedic.source.objects.graph import is_freed, nodes_behind, walk
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.spots import spot_of_frame
-from torchmedic.source.syntax import is_module
+from torchmedic.source.syntax import ADDING_METHODS, is_module
 from torchmedic.source.user_code import is_user_file
-from torchmedic.source.vocabulary import ADDING_METHODS
 
 _CONTAINERS = (list, tuple, dict, deque)
 _PLAIN = (str, bytes, int, float, bool, type(None))

@@ -14,7 +14,7 @@ from torchmedic.records.gpu import GpuHealth
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.numbers import NumberTrace
 from torchmedic.records.stall import Stall
-from torchmedic.report import failing_call
+from torchmedic.repro.wording import recorded_call
 from torchmedic.runfolder import black_box, events, files, layout, reading
 from torchmedic.runfolder.confidential import is_confidential
 from torchmedic.runfolder.gpu import read_gpu_health
@@ -129,11 +129,9 @@ def read(run: Path) -> RunData:
     report = files.read_report(run)
     folder = run if run.is_dir() else run.parent
     hidden = is_confidential(folder)
-    calls = {}
-    for number, diagnosis in enumerate(report.diagnoses):
-        recipe = failing_call.find(folder, diagnosis)
-        if recipe is not None:
-            calls[number] = failing_call.text(recipe)
+    calls = {
+        number: text for number, diagnosis in enumerate(report.diagnoses) if (text := recorded_call(folder, diagnosis))
+    }
     return RunData(
         name=folder.resolve().name,
         report=report,

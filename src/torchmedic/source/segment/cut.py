@@ -22,6 +22,7 @@ from torchmedic.source.syntax import (
     blocks,
     body_of,
     callee,
+    calls_backward,
     function_name,
     has_line,
     innermost_block,
@@ -32,7 +33,6 @@ from torchmedic.source.syntax import (
     spans_block,
     syntax_tree,
 )
-from torchmedic.source.vocabulary import calls_backward
 
 _LINE_END = 1 << 30
 BOOKKEEPING = frozenset(

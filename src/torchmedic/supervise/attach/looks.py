@@ -65,7 +65,7 @@ def look(pid: int, *, seconds: float = SECONDS, native: bool = False) -> Seen:
     after = open_files.with_growth(after, files, open_files.sizes(numbers, _NO_RUN_FOLDER))
     after = tuple(stacks.with_native(view) for view in after)
     later = host_pressure.read(pid, numbers)
-    gpu = _gpus(frozenset(numbers)) if any(map(uses_gpu, numbers)) else None
+    gpu = _gpus() if any(map(uses_gpu, numbers)) else None
     known = {view.pid: view for view in after}
     inside = {inner.pid: _described(inner, known) for inner in stacks.inside() if inner.pid in known}
     inside = with_locks(inside, known)
@@ -121,7 +121,6 @@ def _stall(
         box=box,
         processes=family,
         inside=own,
-        ended={each.pid: each.exit_status for each in family if each.exit_status is not None},
         mute=tuple(each.pid for each in family if each.pid in own and _is_mute(each, own[each.pid], glances)),
         peers=tuple(peer for peer in peers if peer.process.pid not in numbers),
     )
@@ -192,7 +191,7 @@ def _run_of(pid: int) -> Path | None:
     return None
 
 
-def _gpus(pids: frozenset[int]) -> GpuHealth | None:
+def _gpus() -> GpuHealth | None:
     """The GPUs from NVML, asked in a thread, because the driver of a lost GPU may answer late."""
     answers: list[GpuHealth] = []
 
@@ -200,7 +199,7 @@ def _gpus(pids: frozenset[int]) -> GpuHealth | None:
         with contextlib.suppress(Exception):
             gpus = connect()
             if gpus is not None:
-                answers.append(gpus.read(pids))
+                answers.append(gpus.read())
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()

@@ -33,7 +33,6 @@ class GpuWatch:
     def __init__(self, run: Path, rank: int | None = None) -> None:
         self._run = run
         self._rank = rank
-        self._pids: frozenset[int] = frozenset()
         self._looked = -_LOOK_SECONDS
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -45,8 +44,7 @@ class GpuWatch:
         if now - self._looked < _LOOK_SECONDS or self._stop.is_set():
             return
         self._looked = now
-        self._pids = frozenset(pids)
-        if self._thread is None and any(map(os.path.exists, _DEVICES)) and any(map(uses_gpu, self._pids)):
+        if self._thread is None and any(map(os.path.exists, _DEVICES)) and any(map(uses_gpu, pids)):
             self._thread = threading.Thread(target=self._run_contained, name="torchmedic-gpu", daemon=True)
             self._thread.start()
 
@@ -70,7 +68,7 @@ class GpuWatch:
         gpus = connect()
         if gpus is None:
             return
-        last = gpus.read(self._pids)
+        last = gpus.read()
         self._write(last)
         read = time.monotonic()
         stopping = False
@@ -78,7 +76,7 @@ class GpuWatch:
             stopping = self._stop.wait(_EVENT_SECONDS)
             close = time.monotonic() < self._close_until
             if gpus.events() or stopping or close or time.monotonic() - read > _READ_SECONDS:
-                now = gpus.read(self._pids)
+                now = gpus.read()
                 if stopping or close or _notable(now) != _notable(last):
                     self._write(now)
                     last = now

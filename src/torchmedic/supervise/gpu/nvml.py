@@ -57,7 +57,6 @@ class Gpus:
         self._ecc_before: dict[int, int | None] = {}
         self._throttled: dict[int, int] = {}
         self._hottest: dict[int, int] = {}
-        self._knows_us = False  # whether NVML lists our processes by pids that we know; in a container it may not
         self._shown = visible(os.environ, self._uuids, self._names, self._parent_of) or []
         self._set = self._ask("nvmlEventSetCreate")
         for handle in self._handles if self._set is not None else ():
@@ -86,14 +85,14 @@ class Gpus:
                 said.append(Xid(time=time.time(), code=int(event.eventData)))
         return heard
 
-    def read(self, ours: frozenset[int]) -> GpuHealth:
-        """The current state of all GPUs. `ours` are the processes of the run."""
+    def read(self) -> GpuHealth:
+        """The current state of all GPUs."""
         driver = _text(self._ask("nvmlSystemGetDriverVersion"))
         return GpuHealth(
-            time=time.time(), driver=driver, gpus=tuple(self._state(index, ours) for index in range(len(self._handles)))
+            time=time.time(), driver=driver, gpus=tuple(self._state(index) for index in range(len(self._handles)))
         )
 
-    def _state(self, index: int, ours: frozenset[int]) -> GpuState:
+    def _state(self, index: int) -> GpuState:
         handle = self._handles[index]
         lost: list[str] = []
 
@@ -136,16 +135,8 @@ class Gpus:
             memory_utilisation=int(rates.memory) if rates is not None else None,
             memory_used=int(memory.used) if memory is not None else None,
             memory_total=int(memory.total) if memory is not None else None,
-            memory_others=self._of_others(ask("nvmlDeviceGetComputeRunningProcesses"), ours),
             lost=lost[0] if lost else "",
         )
-
-    def _of_others(self, processes: Any, ours: frozenset[int]) -> int | None:
-        if processes is None:
-            return None
-        self._knows_us = self._knows_us or any(process.pid in ours for process in processes)
-        held = [process.usedGpuMemory for process in processes if process.pid not in ours]
-        return sum(held) if self._knows_us and None not in held else None
 
     def _parent_of(self, mig: str) -> str | None:
         instance = self._ask("nvmlDeviceGetHandleByUUID", mig)

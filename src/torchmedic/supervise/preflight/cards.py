@@ -61,7 +61,7 @@ def read(nvml: Any) -> Cards:
             processes=tuple((process.pid, process.usedGpuMemory) for process in running),
         )
 
-    health = Gpus(nvml).read(frozenset())
+    health = Gpus(nvml).read()
     return Cards(
         health=health,
         cards=tuple(card(gpu.index) for gpu in health.gpus),

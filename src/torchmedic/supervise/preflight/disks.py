@@ -23,7 +23,6 @@ _NETWORK = frozenset(
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):
-    path: str
     free: int
     inodes: int  # free; -1 for a file system that does not count them
     read_only: bool
@@ -37,7 +36,6 @@ def read_folder(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Folde
     found = os.statvfs(path)
     kind, options = _mount(os.path.realpath(path), mounts)
     return Folder(
-        path=path,
         free=found.f_bavail * found.f_frsize,
         inodes=found.f_favail if found.f_files else -1,
         read_only=bool(found.f_flag & os.ST_RDONLY),

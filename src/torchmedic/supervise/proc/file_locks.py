@@ -22,11 +22,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     number: str
     waits: bool
     kind: str
-    mode: str
     pid: int
     inode: str
-    first: int
-    last: float
 
 
 def entries(listing: str) -> list[Entry]:
@@ -38,19 +35,8 @@ def entries(listing: str) -> list[Entry]:
             del words[1]
         if len(words) < 8 or not words[4].lstrip("-").isdigit():
             continue
-        number, kind, _, mode, pid, inode, first, last = words[:8]
-        found.append(
-            Entry(
-                number=number.rstrip(":"),
-                waits=waits,
-                kind=kind,
-                mode=mode,
-                pid=int(pid),
-                inode=inode,
-                first=int(first) if first.isdigit() else 0,
-                last=float(last) if last.isdigit() else float("inf"),
-            )
-        )
+        number, kind, _, _, pid, inode = words[:6]
+        found.append(Entry(number=number.rstrip(":"), waits=waits, kind=kind, pid=int(pid), inode=inode))
     return found
 
 

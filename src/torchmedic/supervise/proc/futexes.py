@@ -41,7 +41,7 @@ def futex_waits(view: ProcessView, *, proc: Path = PROC) -> tuple[FutexWait, ...
 def _wait(pid: int, thread: ThreadView, inner: dict[int, int], proc: Path) -> FutexWait:
     address, operation, value, timeout = thread.arguments[:4]
     command = operation & _COMMAND
-    wait = FutexWait(tid=thread.tid, address=address, timed=timeout != 0)
+    wait = FutexWait(tid=thread.tid, timed=timeout != 0)
     if command not in (_WAIT, _WAIT_BITSET, _LOCK_PI, _LOCK_PI2):
         return wait
     raw = peek(pid, address, 40, proc=proc)

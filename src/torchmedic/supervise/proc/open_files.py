@@ -25,7 +25,6 @@ class OpenFile(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     descriptor: int
-    target: str
 
 
 def target(pid: int, descriptor: int, *, proc: Path = PROC) -> str:
@@ -73,7 +72,7 @@ def holders(targets: Collection[str], *, proc: Path = PROC) -> dict[str, list[Op
         for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
             for descriptor, link in descriptors(pid, proc=proc):
                 if link in found:
-                    found[link].append(OpenFile(pid=pid, descriptor=descriptor, target=link))
+                    found[link].append(OpenFile(pid=pid, descriptor=descriptor))
     return found
 
 

@@ -69,7 +69,6 @@ def read(pid: int, *, proc: Path = PROC) -> ProcessView | None:
         pid=pid,
         name=stat.name,
         parent=stat.number(4),
-        group=stat.number(5),
         command=command_line(pid, proc=proc),
         state=stat.state,
         exit_status=_exit_status(stat.number(52)) if stat.state in "ZX" else None,
@@ -82,7 +81,6 @@ def read(pid: int, *, proc: Path = PROC) -> ProcessView | None:
         cpu=max(sum(thread.cpu for thread in threads), stat.cpu),
         caught_signals=_status_number(base, "SigCgt", 16),
         taken=taken,
-        faults=stat.number(12),
         io=_io(base),
     )
 

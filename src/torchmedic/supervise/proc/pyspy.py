@@ -24,20 +24,16 @@ from torchmedic.source.user_code import is_user_file
 MAX_SECONDS = 3.0
 NOT_PERMITTED = "py-spy may not read the memory of the process"
 _STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+t?/")
-_MAX_LOCALS = 12
-_MAX_VALUE_CHARACTERS = 120
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """The result of py-spy. `native` has the C frames by thread, innermost first; `failure` is why there is no result.
 
-    `values` has the local variables of the innermost frame of the user's code, by thread. `addresses` has the addresses
-    of the objects in local variables, by thread and then by frame.
+    `addresses` has the addresses of the objects in local variables, by thread and then by frame.
     """
 
     threads: tuple[PyThread, ...] = ()
     native: dict[int, tuple[str, ...]] = {}
-    values: dict[int, dict[str, str]] = {}
     addresses: dict[int, tuple[dict[str, int], ...]] = {}
     failure: str = ""
 
@@ -58,7 +54,7 @@ def dump(pid: int, *, native: bool = False, values: bool = False, limit: float =
     Args:
         pid: The process.
         native: Include C frames. For these, py-spy stops the process for some milliseconds; otherwise it never does.
-        values: Include local variables, shortened.
+        values: Include the addresses of local variables.
         limit: Time limit in seconds.
     """
     program = executable()
@@ -97,7 +93,6 @@ def parse(answer: bytes, pid: int) -> Dump:
 def _read(listed: list[dict[str, Any]], pid: int) -> Dump:
     threads: list[PyThread] = []
     native: dict[int, tuple[str, ...]] = {}
-    values: dict[int, dict[str, str]] = {}
     addresses: dict[int, tuple[dict[str, int], ...]] = {}
     for entry in listed:
         tid = int(entry.get("os_thread_id") or 0)
@@ -114,13 +109,10 @@ def _read(listed: list[dict[str, Any]], pid: int) -> Dump:
                 holds_gil=bool(entry.get("owns_gil")),
             )
         )
-        own = next((frame for frame in python if is_user(str(frame.get("filename")))), None)
-        if own is not None and own.get("locals"):
-            values[tid] = _values(own["locals"])
         addresses[tid] = tuple(_addresses(frame.get("locals") or ()) for frame in python)
         if len(python) < len(frames):
             native[tid] = tuple(_native_name(frame) for frame in frames if _is_native(frame))
-    return Dump(threads=tuple(threads), native=native, values=values, addresses=addresses)
+    return Dump(threads=tuple(threads), native=native, addresses=addresses)
 
 
 def _frame(frame: dict[str, Any]) -> PyFrame:
@@ -144,14 +136,6 @@ def _is_native(frame: dict[str, Any]) -> bool:
 def _native_name(frame: dict[str, Any]) -> str:
     library = os.path.basename(str(frame.get("module") or frame.get("filename") or ""))
     return f"{frame.get('name')} ({library})" if library else str(frame.get("name"))
-
-
-def _values(listed: list[dict[str, Any]]) -> dict[str, str]:
-    shown = {str(entry.get("name")): str(entry.get("repr")) for entry in listed[:_MAX_LOCALS]}
-    return {
-        name: value if len(value) <= _MAX_VALUE_CHARACTERS else value[: _MAX_VALUE_CHARACTERS - 3] + "..."
-        for name, value in shown.items()
-    }
 
 
 def _addresses(listed: Iterable[dict[str, Any]]) -> dict[str, int]:

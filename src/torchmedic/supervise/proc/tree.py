@@ -117,7 +117,6 @@ def compare(before: ProcessView, after: ProcessView) -> ProcessView:
         threads=threads,
         elapsed=seconds,
         busy=sum(thread.busy or 0.0 for thread in threads) if after.threads else None,
-        major_faults=max(0, after.faults - before.faults) / seconds,
         bytes_read=_rate(before.io, after.io, 0, seconds),
         bytes_written=_rate(before.io, after.io, 1, seconds),
     )

@@ -41,7 +41,7 @@ _STARVED_CORES = 0.2  # wanted by the listener: it waits for a core, not for the
 _MAX_PEERS = 64
 
 
-def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[int, int]) -> Iterator[Stall | None]:
+def examine(run: Path, progress: Progress, limit: float, rank: int) -> Iterator[Stall | None]:
     """Examine a process. Yields None until it is done, then the `Stall`."""
     begun = time.monotonic()
     pids = tree.pids(progress.pid)
@@ -86,7 +86,6 @@ def examine(run: Path, progress: Progress, limit: float, rank: int, ended: dict[
         host=later,
         pressure=rates,
         gpu=gpu.read_gpu_health(run),
-        ended=ended,
         mute=tuple(view.pid for view in mute),
         peers=peers.seen(),
         outsiders=waits.at_other_ends(after),

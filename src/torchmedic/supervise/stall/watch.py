@@ -141,7 +141,7 @@ class StallWatch:
             if case.examination is None and case.said is None and progress.still(time.time()) >= case.next:
                 host.look_closely_at_gpus()
                 case.next = _REPEAT_FACTOR * max(case.next, progress.still(time.time()))
-                case.examination = examine(self._run, progress, case.limit, case.rank, host.ended)
+                case.examination = examine(self._run, progress, case.limit, case.rank)
 
     def _is_examined(self, pid: int) -> bool:
         """Whether torchmedic itself holds a process up, for a limited time."""

@@ -9,6 +9,7 @@ import torch
 
 from torchmedic.diagnose.cures.edits import Candidate, out_of_place, rewritten, statement_at, whole
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.lookup.failing_call import Argument
@@ -59,8 +60,5 @@ def is_trained(tensor: torch.Tensor, evidence: RaisedEvidence) -> bool:
     whole_tensor = tensor._base if tensor._base is not None else tensor
     optimizers = evidence.incident.agent.clock.optimizers if evidence.incident.agent is not None else []
     return isinstance(whole_tensor, torch.nn.Parameter) or any(
-        whole_tensor is parameter
-        for optimizer in list(optimizers)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+        whole_tensor is parameter for parameter in parameters_of(*optimizers)
     )

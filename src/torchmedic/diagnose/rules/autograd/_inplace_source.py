@@ -1,29 +1,19 @@
-"""Writes in place: who saved a tensor and who wrote to it in a replay, and writes that only the source shows.
-
-The source shows layers built with `inplace=True`, and statements. In a replay, hooks on saved tensors switch off
-autograd's own check of versions, so the hooks check versions themselves.
-"""
+"""Writes in place that the source shows: layers built with `inplace=True`, and statements."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
-import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from torchmedic.diagnose.cures.edits import written_by
-from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
-from torchmedic.replay.trace.microscope import Microscope, Op, Spot, storage_of
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import built_at
 from torchmedic.source.lookup.safe_eval import UNKNOWN, read
-from torchmedic.source.spots import user_spots
 from torchmedic.source.syntax import calls_in, nodes_in
 from torchmedic.source.user_variables import user_trees
 
@@ -52,7 +42,7 @@ def _is_flagged(call: ast.Call) -> bool:
     return any(isinstance(value, ast.Constant) and value.value is True for value in values)
 
 
-def in_place_statements(evidence: RaisedEvidence, failure: BackwardFailure) -> list[tuple[str, ast.stmt]]:
+def in_place_statements(evidence: RaisedEvidence) -> list[tuple[str, ast.stmt]]:
     """The statements of the files on the stack that write in place; those of another shape are left out."""
     shape = _SHAPE.search(evidence.message)
     wanted = tuple(int(size) for size in re.findall(r"\d+", shape[1])) if shape else None
@@ -92,52 +82,3 @@ def _value(target: ast.expr, evidence: RaisedEvidence) -> Any:
             if value is not UNKNOWN:
                 return value
     return UNKNOWN
-
-
-class Saved(NamedTuple):
-    """A tensor as it was when an operation saved it."""
-
-    after: int  # how many operations had run by then
-    spot: Spot | None
-    storage: int | None
-    version: int
-    shape: tuple[int, ...]
-    tensor: torch.Tensor
-
-
-class Overwritten(RuntimeError):
-    """Backward needs a saved tensor that is no longer what it was."""
-
-    def __init__(self, saved: Saved, node: str) -> None:
-        super().__init__("a saved tensor was modified in place")
-        self.saved = saved
-        self.node = node
-
-
-@contextlib.contextmanager
-def watch_saved_tensors(scope: Microscope) -> Iterator[None]:
-    """Raise `Overwritten` where autograd would complain of a version, with the saver at hand."""
-
-    def pack(tensor: torch.Tensor) -> Saved:
-        # The stack is that of the call which is being recorded; the last operation may be an older one.
-        spots = user_spots(sys._getframe(1))
-        spot = spots[0] if spots else None
-        return Saved(len(scope.ops), spot, storage_of(tensor), tensor._version, tuple(tensor.shape), tensor)
-
-    def unpack(saved: Saved) -> torch.Tensor:
-        if saved.tensor._version != saved.version:
-            node: Any = torch._C._current_autograd_node()
-            raise Overwritten(saved, node.name() if node is not None else "")
-        return saved.tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
-
-
-def writers(scope: Microscope, saved: Saved) -> list[Op]:
-    """The operations that wrote to a saved tensor's memory after it was saved, in order.
-
-    An operation saves its inputs before it runs and its results after that, so one that writes to what it saves as an
-    input counts.
-    """
-    return [op for op in scope.ops[saved.after :] if saved.storage is not None and saved.storage in op.written]

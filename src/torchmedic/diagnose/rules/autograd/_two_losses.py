@@ -10,6 +10,7 @@ from torchmedic.diagnose.cures.graph_edits import detached_in, retained
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft
 from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import Imports
@@ -44,7 +45,7 @@ def for_others(begin: Callable[[str], Draft], losses: TwoLosses) -> Draft | None
     last = played.backward_calls[-1]
     number = 1 + next(at for at, call in enumerate(played.backward_calls) if call is first)
     stepped = [each for each, after in played.updates if number <= after < len(played.backward_calls)]
-    updated = {id(tensor) for each in stepped for group in each.param_groups for tensor in group["params"]}
+    updated = set(map(id, parameters_of(*stepped)))
     weights = {id(leaf) for leaf in _leaves(shared)}
     own = {id(leaf) for leaf in _leaves(nodes_behind(last.roots) - shared)}
     if not updated or not weights:

@@ -21,6 +21,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Location
 from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame, node_location
@@ -66,7 +67,7 @@ def _no_gradients(evidence: RaisedEvidence) -> Draft | None:
         return None
     frame = evidence.user_frame
     optimizer = _optimizer(evidence)
-    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
+    parameters = parameters_of(optimizer) if optimizer else []
     if evidence.says("prior to update"):
         draft = check.draft(evidence, "proven")
         draft.message = "`update()` of the scaler was called, but no optimizer has been stepped through it"
@@ -96,7 +97,7 @@ def _low_precision(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.says("attempting to unscale fp16 gradients"):
         return None
     optimizer = _optimizer(evidence)
-    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
+    parameters = parameters_of(optimizer) if optimizer else []
     half = [tensor for tensor in parameters if tensor.dtype is torch.float16]
     draft = check.draft(evidence, "proven" if half else "likely")
     draft.message = "the weights are float16, which the scaler does not work with"

@@ -37,7 +37,6 @@ Blamed = tuple[Callable[..., Any] | None, Any, Any, int]
 
 _SIZE = re.compile(r"hook '(.*?)' has changed the (size|type|device) of value")
 _TYPE = re.compile(r"expected Variable, but hook returned '(.*?)'")
-_GRADIENT = "this takes the place of the gradient"
 _COUNT = re.compile(r"Backward hook returned an invalid number of grad_input, got (\d+), but expected (\d+)")
 
 

@@ -21,19 +21,13 @@ import msgspec
 from torchmedic.diagnose.cures.edits import Candidate, copied, left_out, out_of_place
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.autograd._inplace_source import (
-    Overwritten,
-    Saved,
-    built_inplace,
-    in_place_statements,
-    watch_saved_tensors,
-    writers,
-)
+from torchmedic.diagnose.rules.autograd._inplace_source import built_inplace, in_place_statements
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Microscope, Op, Spot, storage_of
+from torchmedic.replay.trace.saved_tensors import Overwritten, Saved, watch_saved_tensors, writers
 from torchmedic.source.live_frames import node_location
 
 
@@ -183,7 +177,7 @@ def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Draft
     draft = check.draft(evidence, "likely")
     draft.message = "a tensor that backward needs was changed in place"
     draft.cause = "torch found that a saved tensor has a newer version than when it was saved"
-    suspects = in_place_statements(evidence, failure)
+    suspects = in_place_statements(evidence)
     if len(suspects) == 1:
         file, node = suspects[0]
         draft.at(node_location("cause", file, node, "the only write in place that fits"))

@@ -31,6 +31,7 @@ from torchmedic.evidence.frozen_parameters import (
     parameters_in_reach,
     unfrozen,
 )
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Spot
@@ -96,7 +97,7 @@ def _frozen_beside(
     beyond |= {id(leaf) for call in cuts for leaf in leaves_behind(call.inputs)}
     direct = {id(tensor) for tensor in provenance.sources_behind(root)} - beyond
     for optimizer in list(failure.evidence.incident.process.clock.optimizers):
-        weights = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        weights = parameters_of(optimizer)
         used = [tensor for tensor in weights if id(tensor) in direct]
         if used and not any(tensor.requires_grad for tensor in used) and not any(id(one) in beyond for one in weights):
             return _frozen(failure, used)

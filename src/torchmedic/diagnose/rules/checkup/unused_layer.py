@@ -43,7 +43,7 @@ def check(evidence: CheckUp) -> Draft | None:
         for model, name, layer in evidence.owners(tensor):
             around = [module for module in model.modules() if any(part is layer for part in module.modules())]
             unread = next((found for module in around if (found := _result_unread(evidence, module))), None)
-            found = unread or _never_named(evidence, model, name)
+            found = unread or _never_named(model, name)
             if found is not None:
                 return _diagnosis(evidence, tensor, *found)
     discarded = _discarded_sum() if missing else None
@@ -86,7 +86,7 @@ def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location,
     return place, f"its result is put into `{name}`, which nothing reads"
 
 
-def _never_named(evidence: CheckUp, model: torch.nn.Module, name: str) -> tuple[Location, str] | None:
+def _never_named(model: torch.nn.Module, name: str) -> tuple[Location, str] | None:
     """The only line of all the user's files that names the attribute: the one that builds the layer."""
     holders: list[tuple[torch.nn.Module, str]] = []
     owner: torch.nn.Module | None = model

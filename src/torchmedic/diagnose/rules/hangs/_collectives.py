@@ -40,7 +40,7 @@ class Rank(NamedTuple):
     number: int | None = None
 
 
-def call_of(stall: Stall, process: ProcessView | None, view: InsideView) -> Call | None:
+def call_of(process: ProcessView | None, view: InsideView) -> Call | None:
     """The call that the main thread of a process waits in; None if it does not wait for other ranks."""
     main = view.main
     if main is None or process is None or not stands(view):
@@ -151,7 +151,7 @@ def state_of(stall: Stall, peer: Peer, own: int | None = None) -> Rank | None:
     frame = main.user_frame
     if own is not None and updates is not None and updates > own:
         return Rank(name, "ahead", f"has made {updates - own} more updates", frame)
-    call = call_of(stall, process, view)
+    call = call_of(process, view)
     if call is not None:
         return Rank(name, "waits", f"waits in {call.words}", call.frame)
     row = native(process, main)

@@ -29,7 +29,7 @@ _UNSEEN_RANK_LIMITS = 10  # times the limit: for so long a rank that cannot be s
 @stall_rule("TM532", "waits-for-collective")
 def check(stall: Stall) -> Draft | None:
     for pid, view in stall.inside.items():
-        call = call_of(stall, stall.process(pid), view)
+        call = call_of(stall.process(pid), view)
         if call is not None:
             return _told(stall, view, call)
     return None

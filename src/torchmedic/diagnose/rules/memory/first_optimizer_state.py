@@ -26,7 +26,7 @@ from torchmedic.evidence.memory.accounting.book import HEADINGS
 from torchmedic.evidence.memory.accounting.storages import total
 from torchmedic.evidence.memory.attempts import history_of
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.source.live_frames import Frame
 
 _MIN_TIMES_STATE = 4
@@ -72,7 +72,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     else:
         draft.at(step.location("cause", "the state is made here"), *noticed(autopsy))
     shown(draft, autopsy)
-    return draft.help(_advice(autopsy, kind))
+    return draft.help(_advice(kind))
 
 
 def _reason(optimizer: Any) -> str:
@@ -107,7 +107,7 @@ def _caller(evidence: RaisedEvidence) -> Frame | None:
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:
-    every = [each for group in optimizer.param_groups for each in group["params"]]
+    every = parameters_of(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         return every  # its vectors are as long as all of them, and in the closure gradients come and go
     return [each for each in every if each.grad is not None]
@@ -159,7 +159,7 @@ def _is_first(optimizer: Any) -> bool:
     return bool(counts) and len(on_host) == len(counts) and all(float(each) <= 1 for each in on_host)
 
 
-def _advice(autopsy: Autopsy, kind: str) -> str:
+def _advice(kind: str) -> str:
     if kind == "LBFGS":
         return "keep fewer of them (`history_size=10`), or use an optimizer with less state"
     other = "SGD or an 8-bit Adam" if kind.startswith(("Adam", "NAdam", "RAdam")) else "one with less state"

@@ -39,11 +39,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     kind = type(module).__name__
     draft = check.draft(evidence, "proven", f"`{kind}` has no attribute `{name}`", _inventory(module))
     draft.at(*evidence.at_user_line("cause", f"`{kind}` has no `{name}`"))
-    if (
-        _property(module, name, draft)
-        or _wrapper(module, name, draft)
-        or _assigned_elsewhere(evidence, module, name, draft)
-    ):
+    if _property(module, name, draft) or _wrapper(module, name, draft) or _assigned_elsewhere(module, name, draft):
         return draft
     close = difflib.get_close_matches(name, _names(module), n=3, cutoff=0.6)
     if close:
@@ -120,7 +116,7 @@ def _wrapper(module: nn.Module, name: str, draft: Draft) -> bool:
     return False
 
 
-def _assigned_elsewhere(evidence: RaisedEvidence, module: nn.Module, name: str, draft: Draft) -> bool:
+def _assigned_elsewhere(module: nn.Module, name: str, draft: Draft) -> bool:
     """The class does assign it, but that line has not run; or it assigns a local variable of that name."""
     for file, statement in attribute_assignments(type(module), name):
         draft.at(node_location("origin", file, statement, f"`{name}` is assigned here, which has not run yet"))

@@ -124,7 +124,7 @@ def _of_mask(evidence: NumbersEvidence) -> Draft | None:
     assert scope is not None
     assert birth is not None
     path = [scope.ops[index] for index in birth.path]
-    counted = _first_to_count(path, evidence)
+    counted = _first_to_count(path)
     if counted is None or counted.spot is None:
         return None
     by_label = counted.kind.startswith("nll_loss") or counted.kind in ("gather", "cross_entropy_loss")
@@ -142,7 +142,7 @@ def _of_mask(evidence: NumbersEvidence) -> Draft | None:
     return finish(draft, evidence)
 
 
-def _first_to_count(path: list[Op], evidence: NumbersEvidence) -> Op | None:
+def _first_to_count(path: list[Op]) -> Op | None:
     """Coming from the mask, the first operation that gives fewer elements than it takes: it picks, sums or averages."""
     for op in reversed(path):
         if op.derived or not op.outputs or not op.inputs:

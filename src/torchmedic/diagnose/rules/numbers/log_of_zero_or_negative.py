@@ -96,7 +96,7 @@ def _cures(node: ast.expr, spot: Spot, evidence: NumbersEvidence, op: Op, negati
             yield Cure("keep the argument away from zero", text, spot, "changes-training", False)
         return
     if not negative:
-        yield from _stable(evidence, op, node, argument, spot)
+        yield from _stable(evidence, op, argument, spot)
     eps = _eps(evidence)
     if op.kind == "log1p":
         limited = fill(f"A.clamp(min=-1 + {eps})", A=argument)
@@ -131,7 +131,7 @@ def _eps(evidence: NumbersEvidence) -> str:
     return "1e-6" if half else "1e-8"
 
 
-def _stable(evidence: NumbersEvidence, op: Op, node: ast.expr, argument: ast.expr, spot: Spot) -> Iterator[Cure]:
+def _stable(evidence: NumbersEvidence, op: Op, argument: ast.expr, spot: Spot) -> Iterator[Cure]:
     """The logarithm together with what made its argument."""
     if op.kind != "log":
         return

@@ -19,7 +19,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of, rate_location, rates_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.observe.numbers.state_copies import parameters_of
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Grade, Location, Treatment
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course

@@ -49,7 +49,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         f"{called}, {str(leaf.tensor.dtype).removeprefix('torch.')} {list(leaf.tensor.shape)}, held {what} "
         "before the step began"
     )
-    item = _item(evidence, leaf, bad, kind)
+    item = _item(evidence, bad, kind)
     fetched = fetch_again(item) if item is not None else None
     label = f"{what}{', ' + where if where else ''}"
     draft.at(_cause(evidence, leaf, fetched, label))
@@ -60,7 +60,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if fetched is not None:
         read = f", read from {relative(fetched.line.path)}" if fetched.line is not None and fetched.line.path else ""
         draft.because(f"dataset item {item}{read}, fetched again, is not finite")
-    draft.treat(_without(evidence, leaf, bad, kind))
+    draft.treat(_without(evidence, bad, kind))
     draft.help("drop or repair such items, or the step of the preparation that makes them")
     return draft.because(noticed(evidence))
 
@@ -117,7 +117,7 @@ def _items(evidence: NumbersEvidence) -> tuple[Any, ...]:
     return tuple(items[0]) if len(items) == 1 and isinstance(items[0], list | tuple) else tuple(items)
 
 
-def _item(evidence: NumbersEvidence, leaf: Leaf, bad: torch.Tensor, kind: str) -> Any:
+def _item(evidence: NumbersEvidence, bad: torch.Tensor, kind: str) -> Any:
     """The dataset index of the first bad row."""
     items = _items(evidence)
     if kind != "batch" or not bad.dim() or len(items) != bad.shape[0]:
@@ -152,7 +152,7 @@ def _at(line: Line, label: str) -> Location:
     return place("cause", line.file, line.line, f"`{line.name}` is not finite here: {label}" if line.name else label)
 
 
-def _without(evidence: NumbersEvidence, leaf: Leaf, bad: torch.Tensor, kind: str) -> Treatment | None:
+def _without(evidence: NumbersEvidence, bad: torch.Tensor, kind: str) -> Treatment | None:
     """The step without the bad rows of the batch."""
     step = evidence.step
     batch = evidence.agent.batches.tensors()

@@ -40,7 +40,7 @@ def _draft(evidence: RaisedEvidence, tensor: torch.Tensor, message: str, why: st
     return draft
 
 
-def _finish(evidence: RaisedEvidence, draft: Draft) -> Draft:
+def _finish(draft: Draft) -> Draft:
     return draft.help(
         "see where the tensor got this shape: a batch or channel dimension may be missing or squeezed away"
     )
@@ -61,19 +61,19 @@ def _named(evidence: RaisedEvidence) -> Draft | None:
             evidence, "likely", f"{op} was asked for {what}, which the tensor does not have", evidence.message[:200]
         )
         draft.at(*evidence.at_user_line("cause", "no such dimension"))
-        return _finish(evidence, draft)
+        return _finish(draft)
     tensor = call.tensors[0].value
     dims = count(tensor.dim(), "dimension")
     if wrong is None:
         given = _permuted(call)
         message = f"`{call.op}` was given {given} dimensions of a tensor that has {tensor.dim()}"
-        return _finish(evidence, _draft(evidence, tensor, message, f"{given} named, {tensor.dim()} there"))
+        return _finish(_draft(evidence, tensor, message, f"{given} named, {tensor.dim()} there"))
     dim = int(wrong[1])
     room = tensor.dim() + (call.op in ("stack", "unsqueeze"))
     if -room <= dim < max(room, 1):
         return None
     message = f"`{call.op}` was asked for dimension {dim} of a tensor that has {dims}"
-    return _finish(evidence, _draft(evidence, tensor, message, f"{shape(tensor)} has no dimension {dim}"))
+    return _finish(_draft(evidence, tensor, message, f"{shape(tensor)} has no dimension {dim}"))
 
 
 def _permuted(call: Call) -> int:
@@ -101,7 +101,7 @@ def _indexed(evidence: RaisedEvidence) -> Draft | None:
             holder = node.value if isinstance(node, ast.Attribute) else None
             made = origin_of(evidence.frames, call.frame, holder)
             draft.at(made.location("origin", f"`{made.name}` becomes {sizes} here") if made is not None else None)
-        return _finish(evidence, draft)
+        return _finish(draft)
     tensor = owner.tensor
     if tensor is None or not (evidence.says("indices for tensor") or evidence.says("0-dim")):
         return None
@@ -115,7 +115,7 @@ def _indexed(evidence: RaisedEvidence) -> Draft | None:
         return None
     indices = "1 index" if used == 1 else f"{used} indices"
     message = f"{indices} for a tensor that has {count(tensor.dim(), 'dimension')}"
-    return _finish(evidence, _draft(evidence, tensor, message, f"{shape(tensor)} takes {tensor.dim()} at most"))
+    return _finish(_draft(evidence, tensor, message, f"{shape(tensor)} takes {tensor.dim()} at most"))
 
 
 def _unpacked(evidence: RaisedEvidence) -> Draft | None:
@@ -139,7 +139,7 @@ def _unpacked(evidence: RaisedEvidence) -> Draft | None:
     if isinstance(holder, ast.Attribute):
         made = origin_of(evidence.frames, frame, holder.value)
         draft.at(made.location("origin", f"`{made.name}` becomes {list(value)} here") if made is not None else None)
-    return _finish(evidence, draft)
+    return _finish(draft)
 
 
 def _without_dimensions(evidence: RaisedEvidence) -> Draft | None:
@@ -150,4 +150,4 @@ def _without_dimensions(evidence: RaisedEvidence) -> Draft | None:
         return None
     verb = "counted" if frame is not None and frame.function == "__len__" else "looped over"
     message = f"a tensor that is one number, without dimensions, was {verb}"
-    return _finish(evidence, _draft(evidence, tensor, message, "one number, no dimensions"))
+    return _finish(_draft(evidence, tensor, message, "one number, no dimensions"))

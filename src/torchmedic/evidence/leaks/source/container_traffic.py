@@ -11,8 +11,7 @@ from torchmedic.evidence.leaks.source.length_checks import begins_again, is_limi
 from torchmedic.evidence.leaks.source.sites import Site, Traffic, functions_of, nodes_of, parameters_of, values_returned
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import is_new
-from torchmedic.source.syntax import COMPREHENSIONS, Path, callee, first_line, function_around, last_name
-from torchmedic.source.vocabulary import cuts_graph
+from torchmedic.source.syntax import COMPREHENSIONS, Path, callee, cuts_graph, first_line, function_around, last_name
 
 _ITEM_GIVERS = frozenset({"list", "tuple", "reversed", "sorted", "values"})  # give the items of their argument
 

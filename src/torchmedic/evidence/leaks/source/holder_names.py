@@ -9,8 +9,15 @@ from collections.abc import Iterator
 
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import assigned, blanks, is_blank, is_new
-from torchmedic.source.syntax import CALLABLES, Path, callee, first_line
-from torchmedic.source.vocabulary import ADDING_METHODS, STORING_METHODS, TAKING_METHODS
+from torchmedic.source.syntax import (
+    ADDING_METHODS,
+    CALLABLES,
+    STORING_METHODS,
+    TAKING_METHODS,
+    Path,
+    callee,
+    first_line,
+)
 
 _FILE_WRITERS = frozenset({"save", "dump"})  # `torch.save(weights, buffer)`
 _FIELD_REPLACERS = frozenset({"replace", "_replace", "evolve"})  # a copy of an object with some other fields

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Site, nodes_of
 from torchmedic.source.assignments import flat, sides, terms
-from torchmedic.source.syntax import LEAVING, Path, callee, function_around, nodes_in
-from torchmedic.source.vocabulary import calls_backward
+from torchmedic.source.syntax import LEAVING, Path, callee, calls_backward, function_around, nodes_in
 
 
 def is_limited(name: HolderName, site: Site) -> bool:

@@ -14,10 +14,10 @@ from torchmedic.source.syntax import (
     Path,
     callee,
     function_around,
+    makes_number,
     nodes_in,
     syntax_tree,
 )
-from torchmedic.source.vocabulary import makes_number
 
 _AROUND = CALLABLES | LOOPS | ast.If | ast.ExceptHandler | ast.ClassDef | COMPREHENSIONS
 _NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete | ast.Call | ast.With | ast.AsyncWith

@@ -13,8 +13,16 @@ from typing import NamedTuple
 
 from torchmedic.evidence.leaks.source.sites import Site, parameters_of
 from torchmedic.observe.heap.walk import Held
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, last_name, syntax_tree
-from torchmedic.source.vocabulary import cuts_graph, runs_backward
+from torchmedic.source.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    callee,
+    calls_in,
+    cuts_graph,
+    last_name,
+    runs_backward,
+    syntax_tree,
+)
 
 _DEFINITIONS = FUNCTIONS | ast.ClassDef
 _MAX_CALL_DEPTH = 4  # from a loop to the function that reads

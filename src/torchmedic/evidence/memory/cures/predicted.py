@@ -20,6 +20,7 @@ from torchmedic.evidence.memory.fake.peak import Counting, highest
 from torchmedic.evidence.memory.fake.rows import Rows, rows_in
 from torchmedic.evidence.memory.fake.whole_step import Change, WholeStep
 from torchmedic.observe.memory.host import host_memory
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.fake.births import Course, between
 from torchmedic.replay.fake.changes import repeated_layers
 from torchmedic.replay.step.step import Step, through_backward_of_library
@@ -224,9 +225,7 @@ def _accumulates(autopsy: Autopsy) -> bool:
     own = 1 if autopsy.in_optimizer else 0
     if autopsy.process.clock.micro_step > own:
         return True
-    trained = [
-        tensor for each in autopsy.process.clock.optimizers for group in each.param_groups for tensor in group["params"]
-    ]
+    trained = parameters_of(*autopsy.process.clock.optimizers)
     return not autopsy.in_optimizer and bool(trained) and all(tensor.grad is not None for tensor in trained)
 
 

@@ -60,9 +60,8 @@ class Saved(NamedTuple):
 
 
 class Made(NamedTuple):
-    """An operation and the memory that it asked for."""
+    """The memory that an operation asked for."""
 
-    op: str
     nbytes: int
     shape: tuple[int, ...]
     inputs: tuple[tuple[int, ...], ...]
@@ -166,7 +165,7 @@ class ByteLedger(TorchDispatchMode):
         remember(result, known)
         for value in tensors_of(result):
             if isinstance(value, FakeTensor):
-                self._note(func, value, given, place, node, inputs)
+                self._note(value, given, place, node, inputs)
         return result
 
     def _carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -177,21 +176,12 @@ class ByteLedger(TorchDispatchMode):
             return self._fake.from_tensor(value)
         return value
 
-    def _note(
-        self, func: Any, value: FakeTensor, given: set[int], place: Place, node: Any, inputs: list[torch.Tensor]
-    ) -> None:
+    def _note(self, value: FakeTensor, given: set[int], place: Place, node: Any, inputs: list[torch.Tensor]) -> None:
         if _key(value) in given or self._births.number_of(value) is not None:
             return
         nbytes = value.untyped_storage().nbytes()
         shapes = tuple(tuple(each.shape) for each in inputs)
-        made = Made(
-            func._schema.name.removeprefix("aten::"),
-            nbytes,
-            tuple(value.shape),
-            shapes,
-            place,
-            node.name() if node is not None else "",
-        )
+        made = Made(nbytes, tuple(value.shape), shapes, place, node.name() if node is not None else "")
         if self._is_failure(made):
             self.failing = made
             self.at_failure = self.still_there()

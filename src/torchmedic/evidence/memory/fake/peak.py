@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -23,44 +23,27 @@ _DEVICE = torch.ops.prim.device.default
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"  # phases of a step
 
 
-class Peak(NamedTuple):
-    """Bytes that a step makes and has at once; `by_phase` the most of each phase that there was."""
-
-    made: int
-    phase: str
-    place: Place | None
-    by_phase: dict[str, int]
-
-
 class LiveBytes:
-    """Bytes that are alive now, and the most that ever were."""
+    """Bytes that are alive now, and the most that were alive at once in each phase."""
 
     def __init__(self, wanted: Callable[[torch.device], bool] | None = None) -> None:
         self.now = 0
         self.phase = FORWARD
         self.by_phase: dict[str, int] = {}
-        self._highest: tuple[int, str, Place | None] = (0, FORWARD, None)
         self._wanted = wanted
         self._births = Births(Course([], []), self._died)
-
-    @property
-    def peak(self) -> Peak:
-        made, phase, place = self._highest
-        return Peak(made, phase, place, dict(self.by_phase))
 
     @property
     def course(self) -> Course:
         """The course so far."""
         return Course(*(each[:] for each in self._births.written))
 
-    def reach(self, now: int, phase: str, place: Place | None = None) -> None:
+    def reach(self, now: int, phase: str) -> None:
         """Note that so many bytes are alive for a moment."""
         if now > self.by_phase.get(phase, 0):
             self.by_phase[phase] = now
-        if now > self._highest[0]:
-            self._highest = (now, phase, place)
 
-    def born(self, tensor: torch.Tensor, place: Place | None = None, phase: str | None = None) -> None:
+    def born(self, tensor: torch.Tensor, phase: str | None = None) -> None:
         """Count the storage of a tensor until it dies."""
         if self._wanted is not None and not self._wanted(tensor.device):
             return
@@ -69,7 +52,7 @@ class LiveBytes:
         size = rounded(tensor.untyped_storage().nbytes(), tensor.device.type)
         self._births.follow(tensor, size)
         self.now += size
-        self.reach(self.now, phase or self.phase, place)
+        self.reach(self.now, phase or self.phase)
 
     def _died(self, number: int) -> None:
         self.now -= self._births.written.sizes[number]
@@ -124,7 +107,7 @@ class Counting(ByteLedger):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def appeared(self, value: torch.Tensor, place: Place, node: Any) -> None:
-        self.live.born(value, place, BACKWARD if node is not None and not self._updating else None)
+        self.live.born(value, BACKWARD if node is not None and not self._updating else None)
         self.has_half = self.has_half or value.dtype in (torch.bfloat16, torch.float16)
 
     def _carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from torchmedic.evidence.memory.fake.fake_step import FakeRunner, counted_by, de
 from torchmedic.evidence.memory.fake.optimizer_updates import stepping_on_fakes, update
 from torchmedic.evidence.memory.fake.peak import Counting, Fakes, LiveBytes
 from torchmedic.evidence.memory.fake.rows import Rows, fewer
-from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.fake.changes import backward_without_autocast
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
@@ -200,7 +200,7 @@ class WholeStep(FakeRunner):
 
     def _update(self, ledger: Counting) -> None:
         for optimizer in self._optimizers:
-            trained = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            trained = parameters_of(optimizer)
             if not any(tensor.grad is not None for tensor in trained):
                 continue
             try:

@@ -16,9 +16,18 @@ from torchmedic.evidence.memory.source.branches import not_taken
 from torchmedic.source.bindings import binds, function_body, own_statements, reaching
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.segment.cut import turn_around
-from torchmedic.source.syntax import FUNCTIONS, callee, last_name, nodes_in, syntax_tree
+from torchmedic.source.syntax import (
+    ADDING_METHODS,
+    BACKWARD_CALLS,
+    FUNCTIONS,
+    callee,
+    calls_backward,
+    cuts_graph,
+    last_name,
+    nodes_in,
+    syntax_tree,
+)
 from torchmedic.source.user_variables import user_trees
-from torchmedic.source.vocabulary import ADDING_METHODS, BACKWARD_CALLS, calls_backward, cuts_graph
 
 Backward = Literal["every turn", "somewhere", "never"]
 

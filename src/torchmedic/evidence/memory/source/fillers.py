@@ -23,10 +23,20 @@ from torchmedic.records import Location, Role
 from torchmedic.source.assignments import flat
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.objects.parts import is_users
-from torchmedic.source.syntax import CALLABLES, FUNCTIONS, LOOPS, function_of, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import (
+    ADDING_METHODS,
+    CALLABLES,
+    FUNCTIONS,
+    LOOPS,
+    STORING_METHODS,
+    cuts_graph,
+    function_of,
+    has_line,
+    nodes_in,
+    syntax_tree,
+)
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import loaded_files
-from torchmedic.source.vocabulary import ADDING_METHODS, STORING_METHODS, cuts_graph
 
 # An object of a library may keep what any of these methods is given; of the user's own classes the source is read.
 _GIVES = ADDING_METHODS | STORING_METHODS | {"add_batch", "observe", "forward"}

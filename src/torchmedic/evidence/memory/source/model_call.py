@@ -13,8 +13,7 @@ import torch
 from torchmedic.source.bindings import assignment_before
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import read
-from torchmedic.source.syntax import calls_in
-from torchmedic.source.vocabulary import runs_backward
+from torchmedic.source.syntax import calls_in, runs_backward
 
 _MAX_STATEMENTS = 6  # that a loss is followed back through
 

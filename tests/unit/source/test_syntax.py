@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from torchmedic.source.syntax import callee, first_line
-from torchmedic.source.vocabulary import calls_backward, cuts_graph, makes_number
+from torchmedic.source.syntax import callee, calls_backward, cuts_graph, first_line, makes_number
 
 
 def call(text: str) -> ast.Call:
