@@ -120,10 +120,10 @@ def chosen_at(built: Place, caller: Place | None) -> Place:
     return caller if is_all_given else built
 
 
-def value_written_at(value: float, cause: Location | None, label: str) -> Location | None:
+def value_written_at(value: float, cause: Location | None, label: str, role: Role = "origin") -> Location | None:
     """The only place in the user's files that spells out a learning rate; None where the cause shows it already."""
     found = _written_at(value)
-    origin = node_location("origin", *found, label) if found is not None else None
+    origin = node_location(role, *found, label) if found is not None else None
     if origin is None or (cause is not None and (origin.file, origin.line) == (cause.file, cause.line)):
         return None
     return origin

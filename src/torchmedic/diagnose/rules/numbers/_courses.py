@@ -117,10 +117,6 @@ def rate_location(evidence: NumbersEvidence, optimizer: Any, rate: float, group:
     return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
 
 
-def location_of(spot: Any, label: str) -> Location | None:
-    return spot.location("cause", label) if spot is not None else None
-
-
 class LossGrowth(NamedTuple):
     """A loss that only grew, to many times what it was."""
 

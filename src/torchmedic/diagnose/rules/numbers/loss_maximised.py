@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of, rate_location, rates_of
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, rate_location, rates_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.numbers.state_copies import parameters_of
@@ -51,7 +51,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     elif negative is not None:
         draft.at(rate_location(evidence, negative, rate))
     elif not divergence.optimizers:
-        draft.at(location_of(divergence.update_spot(), "this moves the weights uphill, along the gradient"))
+        op = divergence.update_op()
+        spot = op.spot if op is not None else None
+        draft.at(spot.location("cause", "this moves the weights uphill, along the gradient") if spot else None)
     if not draft.has_place:
         return None
     draft.treat(_cure(divergence, course, "learning rate" if negative is not None else "loss"))
