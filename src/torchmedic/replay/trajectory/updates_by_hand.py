@@ -12,6 +12,7 @@ from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Op
+from torchmedic.replay.trajectory.inner_updates import MOVES
 from torchmedic.source.assignments import names_written
 
 Moves = list[tuple[torch.Tensor, torch.Tensor]]  # weights, and what was added to each
@@ -82,7 +83,8 @@ def updating_op(step: Step, scope: Microscope) -> Op | None:
     if statement is None:
         return None
     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    return next((op for op in reversed(scope.ops) if op.spot and not op.node and op.spot.line in lines), None)
+    made = [op for op in reversed(scope.ops) if op.spot and not op.node and op.spot.line in lines]
+    return next((op for op in made if op.kind in MOVES), made[0] if made else None)
 
 
 def _is_trained(source: int | Leaf | None) -> bool:

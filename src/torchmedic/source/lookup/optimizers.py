@@ -120,9 +120,19 @@ def chosen_at(built: Place, caller: Place | None) -> Place:
     return caller if is_all_given else built
 
 
-def value_written_at(value: float, cause: Location | None, label: str, role: Role = "origin") -> Location | None:
-    """The only place in the user's files that spells out a learning rate; None where the cause shows it already."""
-    found = _written_at(value)
+def value_written_at(
+    value: float, cause: Location | None, label: str, role: Role = "origin", *, any_name: bool = False
+) -> Location | None:
+    """The only place in the user's files that spells out a learning rate; None where the cause shows it already.
+
+    Args:
+        value: The number.
+        cause: The location of the diagnosis.
+        label: Of the place.
+        role: Of the place.
+        any_name: Whether the number need not have the name of a rate.
+    """
+    found = _written_at(value, any_name=any_name)
     origin = node_location(role, *found, label) if found is not None else None
     if origin is None or (cause is not None and (origin.file, origin.line) == (cause.file, cause.line)):
         return None
@@ -168,13 +178,13 @@ def _is_number(node: ast.AST | None, value: float) -> bool:
     )
 
 
-def _written_at(value: float) -> tuple[str, ast.AST] | None:
-    """The only number in the user's files that is this learning rate, by its name and its value."""
+def _written_at(value: float, *, any_name: bool = False) -> tuple[str, ast.AST] | None:
+    """The only named number in the user's files with this value; most often the name must be that of a rate."""
     found = [
         (file, node)
         for file in _files([])
         for name, node in _named_values(syntax_tree(file))
-        if node is not None and _is_number(node, value) and _names_rate(name)
+        if node is not None and _is_number(node, value) and (any_name or _names_rate(name))
     ]
     return found[0] if len(found) == 1 else None
 
@@ -196,6 +206,8 @@ def _named_values(tree: ast.AST | None) -> Iterator[tuple[str, ast.AST | None]]:
             case ast.Dict(keys=keys, values=values):
                 named = zip(keys, values, strict=True)
                 yield from ((str(key.value), value) for key, value in named if isinstance(key, ast.Constant))
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                yield from ((ast.unparse(each), value) for each, value in zip(targets, values, strict=False))
             case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
                 yield ast.unparse(target).rpartition(".")[2], value
             case _ if isinstance(node, FUNCTIONS):
