@@ -13,16 +13,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from time import thread_time
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
 
 from torchmedic.observe.budget import Account
-from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards, UpdateEnd
+from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.loss_jumps import LossJumps
 from torchmedic.observe.numbers.loss_trend import RISE, LossTrend
 from torchmedic.observe.numbers.state_copies import Copy, NoRoom, parameters_of, take_copy
+from torchmedic.observe.numbers.update_ends import note_end, update_end
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
 from torchmedic.observe.numbers.windows import Window, windows_of
 from torchmedic.source.objects.graph import leaves_behind
@@ -37,7 +38,6 @@ _MAX_FIRST_BATCH_BYTES = 4 << 20  # of each of them
 _FIRST_KEPT_UPDATES = 400  # after that many, how training began explains nothing
 _MAX_RISES = 8  # that are kept whatever time that takes
 _UPDATES_OF_RISE = 24  # that are kept when the loss rises
-_MAX_FRAMES = 60
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_LEAF_BYTES = 1 << 20  # of the tensors that one call of a loop without an optimizer trains
 _MAX_TRENDS = 16
@@ -181,7 +181,7 @@ class StepMemory:
             return
         call = self._kept.calls[-1] if self._kept.calls else None
         if call is not None and not call.is_sampled_out and call.update <= update:
-            _note_end(call, optimizer, frame)
+            note_end(call, optimizer, frame)
         # The call of the first update of a rise was perhaps not kept: a copy is of use before the next update.
         is_kept = call is not None and not call.is_sampled_out and call.update == update
         is_due = rises or self._owes_copy
@@ -284,27 +284,3 @@ class StepMemory:
         self._copies.clear()
         self._first.clear()
         self._pinned = self._jumps.windows = []
-
-
-def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
-    """Note the frame that calls the update, of those that the backward call was made from."""
-    if any(end.code is None or end.optimizer() is optimizer for end in call.ends):
-        return
-    at: FrameType | None = frame
-    for _ in range(_MAX_FRAMES):
-        if at is None:
-            return
-        code = at.f_code
-        for point in call.points:
-            if point.code is code:
-                call.ends += (update_end(optimizer, code, at.f_lasti),)
-                return
-        at = at.f_back
-
-
-def update_end(optimizer: Any, code: CodeType | None = None, lasti: int = -1) -> UpdateEnd:
-    """An update with the settings that an optimizer has now."""
-    rates = tuple([group.get("lr") for group in optimizer.param_groups])
-    names = ("momentum", "betas")
-    momenta = tuple([{name: group[name] for name in names if name in group} for group in optimizer.param_groups])
-    return UpdateEnd(weakref.ref(optimizer), rates, code, lasti, momenta)

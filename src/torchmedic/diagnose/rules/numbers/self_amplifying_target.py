@@ -19,12 +19,11 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import finish
+from torchmedic.diagnose.rules.numbers._courses import finish, locate_factor
 from torchmedic.diagnose.rules.numbers._growing_copies import explains, growing_copy
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.replay.trace.microscope import Leaf, Microscope, Op, Spot, Value
+from torchmedic.replay.trace.microscope import Leaf, Microscope, Op, Value
 from torchmedic.replay.trace.values import number
-from torchmedic.source.lookup.optimizers import value_written_at
 
 _MIN_FACTOR = 1.0005
 _MAX_FACTOR = 3.0
@@ -53,17 +52,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.message = f"the targets of the loss are the model's own outputs times {factor:.4g}: they grow without bound"
     draft.cause = f"an output that is learned from targets {factor:.4g} times its size makes the next targets larger"
     if op.spot is not None:
-        _locate(draft, op.spot, f"outputs of the model times {factor:.4g}", factor)
+        locate_factor(draft, op.spot, f"outputs of the model times {factor:.4g}", factor)
     draft.help("use a factor (discount) below 1", safety="changes-training")
     return finish(draft, evidence)
-
-
-def _locate(draft: Draft, spot: Spot, label: str, factor: float) -> None:
-    """The line of a factor, where the script gives the factor a name, is the cause; else the product is."""
-    product, factor = spot.location("cause", label), float(f"{factor:.4g}")
-    written = value_written_at(factor, product, f"the factor is {factor:.6g}", role="cause", any_name=True)
-    draft.at(written)
-    draft.at(product if written is None else spot.location("origin", label))
 
 
 def _by_copy(evidence: NumbersEvidence) -> Draft | None:
@@ -78,7 +69,7 @@ def _by_copy(evidence: NumbersEvidence) -> Draft | None:
     draft.cause = "an update of the copy is no mean of old and new weights: it leaves the range between both"
     is_multiplied = copy.factor > _MIN_FACTOR
     label = f"the weights of the copy, times {copy.factor:.4g}" if is_multiplied else "the copy is updated here"
-    _locate(draft, copy.op.spot, label, copy.factor if is_multiplied else 0.0)
+    locate_factor(draft, copy.op.spot, label, copy.factor if is_multiplied else 0.0)
     draft.because(f"the largest weight of the trained model was {number(copy.before)}")
     loss, other = number(copy.loss), number(copy.other_loss)
     draft.because(f"the loss is {loss}; with the trained weights in place of the copy it is {other}")
