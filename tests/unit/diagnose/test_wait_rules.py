@@ -218,6 +218,22 @@ def test_nobody_is_left_only_if_all_others_wait_in_the_same_way() -> None:
     assert _verdict("nobody_left_to_signal", _together(main, timer)) == ("note", "possible")
 
 
+def test_a_thread_that_waits_with_a_lock_in_its_hands_keeps_away_who_would_end_the_wait() -> None:
+    lock = LockView(identity=8, kind="lock", name="guard", timed=False)
+    taken = LockView(identity=8, kind="lock", name="guard", file="/home/me/train.py", line=6)
+    main = thread(user(), waits_for=_event(), holds=(taken,))
+    found = asked("thread_deadlock", _together(main, _beside(lock, user(20), syscall="futex")))
+    assert found is not None
+    assert (found.grade, found.cause_location and found.cause_location.line) == ("proven", 7)
+    for other in (
+        _beside(_event(), user(20), syscall="futex"),  # it does not need the lock
+        _beside(lock, user(20), syscall="futex", wakes_in=9.0),  # it gives up
+    ):
+        assert _verdict("thread_deadlock", _together(main, other)) is None
+    free = thread(user(), waits_for=_event())
+    assert _verdict("thread_deadlock", _together(free, _beside(lock, user(20), syscall="futex"))) is None
+
+
 def test_a_handler_of_a_signal_may_end_a_wait() -> None:
     usr1 = 1 << 9
     seen = stall(thread(user(), waits_for=_event()), process(syscall="futex", caught_signals=usr1))

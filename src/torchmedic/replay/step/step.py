@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
@@ -123,13 +124,14 @@ def whole_step(stack: Stack, agent: StepContext) -> Step:
         return _through_backward(stack, agent)
     except CannotCut:
         pass
+    noted = _forward_lines(stack, agent)
     for frame, line, column in stack:
-        noted = agent.notes.forward.get(id(frame))
-        if noted is not None and noted[0] is frame.f_code:
-            to_forward = (noted[1], None)
-            step = _cut(frame, to_forward if noted[1] > line else (line, column), noted[1], agent, True)
-            if step.segment.lines[0] > noted[1]:  # an inner loop, which the forward pass stands before
-                step = _cut(frame, to_forward, noted[1], agent, True)
+        forward = noted.get(frame)
+        if forward is not None:
+            to_forward = (forward, None)
+            step = _cut(frame, to_forward if forward > line else (line, column), forward, agent, True)
+            if step.segment.lines[0] > forward:  # an inner loop, which the forward pass stands before
+                step = _cut(frame, to_forward, forward, agent, True)
             return step
     return _step(stack, agent, True)
 
@@ -144,21 +146,41 @@ def _refuse_launchers(stack: Stack) -> None:
             return
 
 
+def _forward_lines(stack: Stack, agent: StepContext) -> dict[FrameType, int]:
+    """The line at the forward pass of every frame that was on the stack then; `stack` is innermost first.
+
+    A frame that ended may have left its address to another call of the same function. What is on the stack inside of a
+    frame that has gone on to another line since, or that was not on the stack then, has begun later. A frame that has
+    caught the exception stands in its handler, and has not gone on.
+    """
+    noted, found = agent.notes.forward, {}
+    catching = {frame for frame, _, _ in stack_at(sys._getframe())} if sys.exc_info()[1] is not None else set()
+    for frame, line, _ in reversed(stack):
+        code, forward = noted.get(id(frame), (None, 0))
+        if code is frame.f_code:
+            found[frame] = forward
+        elif found:
+            break
+        if frame in found and line != forward and frame not in catching:
+            break
+    return found
+
+
 def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int = 0) -> Step:
     """Cut the step at the innermost frame that can be cut; `stack` is innermost first."""
     _refuse_launchers(stack)
-    notes = agent.notes
+    noted = _forward_lines(stack, agent)
     # A lambda or comprehension is a part of a statement of the frame around it.
     stack = [each for each in stack if is_module(each[0].f_code) or each[0].f_code.co_name[0] != "<"]
     is_caller = False
     for number, (frame, line, column) in enumerate(stack):
-        noted = notes.forward.get(id(frame))
-        if noted is not None and noted[0] is frame.f_code:
+        forward = noted.get(frame)
+        if forward is not None:
             loops = loops_around(frame, line)
             if is_caller and not loops and not any(loops_around(outer, at) for outer, at, _ in stack[number:]):
                 break  # to run a caller from its beginning would be to train again
             if outwards <= loops or is_module(frame.f_code):
-                return _cut(frame, (line, column), noted[1], agent, include_failing, outwards=outwards)
+                return _cut(frame, (line, column), forward, agent, include_failing, outwards=outwards)
             outwards -= loops + 1
             is_caller = True
     if is_caller:
@@ -180,11 +202,13 @@ def through_backward(tb: TracebackType | None, agent: StepContext) -> Step:
 def through_backward_of_library(tb: TracebackType | None, agent: StepContext) -> Step:
     """The step as far as a library goes backward, where the library has called the model from the same function."""
     why = CannotCut("no library has called the model")
-    for frame, line, column in stack_of_traceback(tb):
-        noted = agent.notes.forward.get(id(frame))
-        if noted is not None and noted[0] is frame.f_code:
+    stack = stack_of_traceback(tb)
+    noted = _forward_lines(stack, agent)
+    for frame, line, column in stack:
+        forward = noted.get(frame)
+        if forward is not None:
             try:
-                return _cut(frame, (line, column), noted[1], agent, True, through=True)
+                return _cut(frame, (line, column), forward, agent, True, through=True)
             except CannotCut as reason:
                 why = reason
     raise why

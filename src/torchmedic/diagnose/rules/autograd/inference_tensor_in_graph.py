@@ -26,7 +26,7 @@ from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.lookup.failing_call import Argument, raising_call
+from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, raising_call
 
 
 @rule("TM115", "inference-tensor-in-graph")
@@ -67,17 +67,20 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 
 def _inference_argument(evidence: RaisedEvidence) -> Argument | None:
-    """The inference tensor that the user's expression, or the raising one, was given."""
-    frames = [evidence.user_frame, *reversed(evidence.library_frames)]
-    fallback: Argument | None = None
-    for frame in frames:
-        call = raising_call(frame) if frame is not None else None
+    """The inference tensor that the user's expression was given, or else the one that the raising call was given."""
+    user = raising_call(evidence.user_frame) if evidence.user_frame is not None else None
+    for argument in user.tensors if user is not None else ():
+        if argument.value.is_inference():
+            return argument
+    for frame in reversed(evidence.library_frames):
+        call = raising_call(frame)
         for argument in call.tensors if call is not None else ():
             if argument.value.is_inference():
-                if frame is evidence.user_frame:
-                    return argument
-                fallback = fallback or argument
-    return fallback if fallback is not None and isinstance(fallback.value, torch.Tensor) else None
+                unread = [each for each in user.arguments if each.value is UNKNOWN] if user is not None else []
+                # A library's expression cannot be edited. The user's can, if only one of its arguments is not known.
+                node = unread[0].node if len(unread) == 1 else None
+                return Argument(node, argument.value, argument.text)
+    return None
 
 
 def _cloned(found: Argument | None, spot: Spot) -> Iterator[Candidate]:

@@ -112,7 +112,8 @@ def _cut(failure: BackwardFailure, provenance: Provenance, cuts: list[FunctionCa
     def rank(call: FunctionCall) -> tuple[bool, bool]:
         """Sort key: first the cuts of weights that are to be trained, and that do not look intended."""
         assert call.spot is not None
-        trained = any(id(leaf) in updated for leaf in leaves_behind(call.inputs)) or not updated
+        sources = (*call.inputs, *leaves_behind(call.inputs))
+        trained = any(id(tensor) in updated for tensor in sources) or not updated
         return not trained, bool(_ON_PURPOSE.search(source_of(call.spot._replace(column=None))))
 
     call = min(cuts, key=rank)  # of equals, the nearest to the loss

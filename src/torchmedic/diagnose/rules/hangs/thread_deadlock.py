@@ -1,7 +1,8 @@
-"""Threads wait for each other's locks.
+"""Threads wait for each other, at least one of them for a lock.
 
 What: every thread of a group waits for a lock that another thread of the group holds, or one thread waits for a lock
-that it holds itself. None of them can ever continue.
+that it holds itself; or a thread waits for an item, for room in a queue or for a signal, and holds the lock that the
+thread needs that would give it. None of them can ever continue.
 
 Why: two locks that are taken in a different order in two places; a `threading.Lock` that the same thread takes again (a
 method that locks calls another method that locks); a thread that is joined while its lock is held.
@@ -13,6 +14,8 @@ wait for a thread (`join`, `result`, `get`) while holding a lock that it needs.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rules.hangs._nobody_left import nobody
+from torchmedic.diagnose.rules.hangs._wait_chain import GIVEN, waiter_of
 from torchmedic.diagnose.words.stall import at, lock_at, short, stall_rule
 from torchmedic.records import Role
 from torchmedic.records.inside import InsideView, PyThread
@@ -24,15 +27,23 @@ def check(stall: Stall) -> Draft | None:
     for view in stall.inside.values():
         cycle = _cycle(view)
         if cycle and not any(_gives_up(stall, view.pid, thread) for thread in cycle):
-            return _told(stall, cycle)
+            given = next((thread for thread in cycle if not _waits_for_owner(thread, view)), None)
+            if given is None or _is_hopeless(stall, view.pid, given):
+                return _told(stall, cycle, given)
     return None
 
 
 def _gives_up(stall: Stall, pid: int, thread: PyThread) -> bool:
     """Whether a thread waits for a limited time only: it will go on by itself."""
-    process = stall.process(pid)
-    tid = thread.tid or (pid if thread.main else 0)
-    return process is not None and any(futex.tid == tid and futex.timed for futex in process.futexes)
+    waiter = waiter_of(stall, pid, pid if thread.main else thread.tid)
+    return waiter is not None and waiter.ends_by_itself
+
+
+def _is_hopeless(stall: Stall, pid: int, thread: PyThread) -> bool:
+    """Whether no thread outside of the cycle could give a thread what it waits for."""
+    waiter = waiter_of(stall, pid, pid if thread.main else thread.tid)
+    silence = nobody(stall, waiter) if waiter is not None else None
+    return silence is not None and silence.grade == "proven"
 
 
 def _cycle(view: InsideView) -> list[PyThread]:
@@ -45,15 +56,19 @@ def _cycle(view: InsideView) -> list[PyThread]:
             if thread.moved:
                 break
             path.append(thread)
-            thread = threads.get(_awaited(thread, view) or 0)
+            thread = threads.get(_owner(thread, view) or _blocked(thread, view) or 0)
         else:
             if thread is not None:
                 return path[path.index(thread) :]
     return []
 
 
-def _awaited(thread: PyThread, view: InsideView) -> int | None:
-    """The thread that another one waits for."""
+def _waits_for_owner(thread: PyThread, view: InsideView) -> bool:
+    return _owner(thread, view) is not None
+
+
+def _owner(thread: PyThread, view: InsideView) -> int | None:
+    """The thread that holds what another one waits for."""
     wanted = thread.waits_for
     if wanted is None:
         return None
@@ -64,8 +79,18 @@ def _awaited(thread: PyThread, view: InsideView) -> int | None:
     return holders[0].ident if len(holders) == 1 else None
 
 
-def _told(stall: Stall, cycle: list[PyThread]) -> Draft:
-    first = cycle[0]
+def _blocked(thread: PyThread, view: InsideView) -> int | None:
+    """A thread that cannot give what this one waits for, because this one holds the lock that the other one needs."""
+    if thread.waits_for is None or thread.waits_for.kind not in GIVEN:
+        return None
+    return next(
+        (each.ident for each in view.threads if each is not thread and _owner(each, view) == thread.ident), None
+    )
+
+
+def _told(stall: Stall, cycle: list[PyThread], given: PyThread | None) -> Draft:
+    """`given` is the thread that waits for something other than a lock: what it holds must be released first."""
+    first = given or cycle[0]
     wanted = first.waits_for
     assert wanted is not None
     if len(cycle) == 1:
@@ -76,6 +101,11 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Draft:
         draft = check.draft(stall, "proven")
         draft.message = f"deadlock: {len(cycle)} threads wait for each other's locks"
         draft.cause = f"each of {len(cycle)} threads waits for what the next one holds"
+        if given is not None:
+            draft.message = (
+                f"deadlock: {_name(given)} waits for `{wanted.name}` and holds a lock that another thread needs"
+            )
+            draft.cause = f"each of {len(cycle)} threads waits for the next one, and no other thread can end the wait"
     for thread in cycle:
         lock = thread.waits_for
         frame = next((frame for frame in thread.frames if frame.user), None)
@@ -91,6 +121,8 @@ def _told(stall: Stall, cycle: list[PyThread]) -> Draft:
         draft.because(f"{_name(thread)}, at {short(frame)}, waits for `{lock.name}`{also}")
     if len(cycle) == 1:
         draft.help("use `threading.RLock()`, which the same thread may take again, or do not take it twice")
+    elif given is not None:
+        draft.help(f"wait for `{wanted.name}` without holding a lock that another thread needs")
     else:
         draft.help("take these locks in the same order everywhere, or release one before waiting for the other")
     return draft
