@@ -97,17 +97,18 @@ def rank(environ: Mapping[str, str] | None = None) -> int | None:
 
 def _from_pyproject(folder: Path) -> dict[str, Any]:
     for candidate in (folder, *folder.parents):
+        path = candidate / "pyproject.toml"
         try:
-            text = (candidate / "pyproject.toml").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            continue
+            if not path.is_file():  # a pipe would be waited for
+                continue
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return {}
         import tomllib  # takes long to import, and is needed only where there is such a file
 
         try:
             tool = tomllib.loads(text).get("tool")
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             return {}  # a broken pyproject.toml is no reason to refuse to run
         section = tool.get("torchmedic", {}) if isinstance(tool, dict) else {}
         if not isinstance(section, dict):

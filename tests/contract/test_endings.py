@@ -47,6 +47,7 @@ ENDINGS = {
     "SIGSEGV": ("import ctypes\nctypes.string_at(0)", 139, "TM801"),
     "SIGABRT": ("os.abort()", 134, "TM802"),
     "SIGFPE": ("os.kill(os.getpid(), signal.SIGFPE)", 136, "TM807"),
+    "an error in a console": ("import code\ncode.InteractiveConsole().push('1 / 0')", 0, None),
     "an excepthook of its own": ("sys.excepthook = lambda *_: print('mine')\n1 / 0", 1, None),
 }
 # Those that leave the interpreter no time for anything: they end in the same way in a process that was forked.
@@ -63,7 +64,7 @@ AT_ONCE = {
 }
 
 
-LIKE_ANOTHER = {"sys.exit(None)", "sys.exit(text)", "raise SystemExit"}
+LIKE_ANOTHER = {"sys.exit(None)", "sys.exit(text)", "raise SystemExit", "an error in a console"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import stat
@@ -451,3 +452,16 @@ def test_a_configured_output_gets_a_folder_per_run(tmp_path: Path, source: str) 
     runs = list((tmp_path / "runs").iterdir())
     assert len([run for run in runs if (run / "report.json").is_file()]) == len(runs) == 2
     assert all(stat.S_IMODE(run.stat().st_mode) == 0o700 for run in runs)
+
+
+@pytest.mark.parametrize("form", ["full", "concise", "json", "sarif", "markdown", "github"])
+def test_an_output_of_ascii_gets_escapes(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "Gr\u00f6\u00dfe \U0001f600"
+    files.write_report(tmp_path, Report(diagnoses=(msgspec.structs.replace(FOUND, message=message),)))
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    assert main(["report", "--format", form, str(tmp_path)]) == 0
+    said = output.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert r"\u00f6\u00dfe \ud83d\ude00" in said
+    if form == "json":
+        assert json.loads(said)["diagnoses"][0]["message"] == message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,12 @@ def test_codes_to_ignore(tmp_path: Path) -> None:
 
 
 def test_a_broken_pyproject_is_its_owners_business(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.torchmedic\n")
-    assert load({}, folder=tmp_path, environ={}) == Settings()
-    (tmp_path / "pyproject.toml").write_bytes(b"\xff\xfe\x00")
+    path = tmp_path / "pyproject.toml"
+    for content in (b"[tool.torchmedic\n", b"\xff\xfe\x00", b"a=" + b"[" * 20_000, b"a=" + b"9" * 5000):
+        path.write_bytes(content)
+        assert load({}, folder=tmp_path, environ={}) == Settings()
+    path.unlink()
+    os.mkfifo(path)
     assert load({}, folder=tmp_path, environ={}) == Settings()
 
 

@@ -90,7 +90,10 @@ def _context(place: Location, base: Path, around: int) -> str:
     try:
         if path.suffix != ".py" or path.stat().st_size > _MAX_FILE_BYTES:
             return head
-    except OSError:
+        is_file = path.is_file()
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        is_file = False
+    if not is_file:
         return f"{head}\nthe file is not there"
     linecache.checkcache(str(path))
     text = linecache.getlines(str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import io
 import os
@@ -79,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Python sets a closed stream (`>&-`) to None.
     sys.stdout = sys.stdout or _NullStream()
     sys.stderr = sys.stderr or _NullStream()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("torchmedic", _as_escape)
+        sys.stdout.reconfigure(errors="torchmedic")  # it may be ASCII
     try:
         args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
         status: int = args.execute(args)
@@ -95,6 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitStatus.FAILED
     except KeyboardInterrupt:
         return 130
+
+
+def _as_escape(error: UnicodeError) -> tuple[str, int]:
+    r"""Write a character that the output cannot show as `\uXXXX`, which is also an escape of JSON."""
+    assert isinstance(error, UnicodeEncodeError)
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)), error.end
 
 
 def _complain(text: str) -> None:

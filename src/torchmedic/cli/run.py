@@ -13,6 +13,7 @@ own, or 128 + N if signal N ended it.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -91,15 +92,24 @@ def execute(args: argparse.Namespace) -> int:
     output: str | None = args.output
     if is_command:
         name = command[-1] if len(command) == 1 else _script_of(command)
-        return run(command, settings, name=name, hide=False, output=output)
-    if args.module:
-        return run(launch.python_command(["-m", *command]), settings, name=command[0], hide=True, output=output)
-    script = Path(command[0])
+    elif args.module:
+        name, command = command[0], launch.python_command(["-m", *command])
+    else:
+        name, command = _checked_script(command[0]), launch.python_command(command)
+    flag = launch.blinding_flag(command)
+    if flag is not None:
+        sys.stderr.write(f"torchmedic: the steps are not watched: with {flag}, Python does not load torchmedic\n")
+    return run(command, settings, name=name, hide=not is_command, output=output)
+
+
+def _checked_script(word: str) -> str:
+    """The name of a script. Raises UsageError if it is none."""
+    script = Path(word)
     if not script.exists():
-        raise UsageError(f"cannot find the script {command[0]}")
+        raise UsageError(f"cannot find the script {word}")
     if not script.is_file() and not (script / "__main__.py").is_file():
-        raise UsageError(f"cannot run {command[0]}: it is not a script")
-    return run(launch.python_command(command), settings, name=script.name, hide=True, output=output)
+        raise UsageError(f"cannot run {word}: it is not a script")
+    return script.name
 
 
 def _script_of(command: list[str]) -> str:

@@ -271,6 +271,9 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.updates_lost_in_rounding",
     "loop.optimizer_never_steps",
     "loop.vanishing_gradients",
+    "loop.updates_undone",
+    "loop.identical_inputs",
+    "loop.labels_of_other_items",
     "loop.dropout_in_evaluation",
     silent=True,
 )
@@ -292,6 +295,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.softmax_over_one_value",
     "checkup.normalised_over_wrong_dimension",
     "checkup.loss_term_without_graph",
+    "checkup.dimensions_mixed_up",
     "checkup.outdated_amp_names",
     silent=True,
 )

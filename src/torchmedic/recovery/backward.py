@@ -21,13 +21,14 @@ import torch.autograd
 from torchmedic.contained import report_fault
 from torchmedic.detect.failures.exhaustion import exhaustion_of_error, is_out_of_memory
 from torchmedic.observe.hooks.patches import without_our_frame
+from torchmedic.recovery import other_ranks, script_code
 from torchmedic.recovery.computed_again import ComputedAgain, Refused
 from torchmedic.recovery.living_tensors import living_tensors, unseen
 from torchmedic.recovery.room import free_unused_memory
+from torchmedic.recovery.script_code import without_trace
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.objects.graph import leaves_behind
-from torchmedic.source.objects.parts import live_modules
 from torchmedic.source.segment.cut import CannotCut
 
 _is_compiling = torch.compiler.is_compiling
@@ -91,18 +92,27 @@ class GuardedEngine:
         self._session = session
         self._engine = engine
         self._depth = 0
+        self._sent = other_ranks.Sent()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def run_backward(self, t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         session, run = self._session, self._engine.run_backward
-        if self._depth or not session.is_up or len(args) < 4 or session.in_parts.is_trying or _is_compiling():
+        if session.need.is_measuring and not self._depth:
+            session.need.measure(t_outputs)
+        if not session.is_up:
+            self._sent.remove()
+            return run(t_outputs, *args, **kwargs)
+        if self._depth or len(args) < 4 or session.in_parts.is_trying or _is_compiling():
             return run(t_outputs, *args, **kwargs)
         self._depth += 1
         session.graphs_run += 1
         try:
-            gradients = Gradients(session.optimizers.parameters)
+            parameters = session.optimizers.parameters
+            gradients = Gradients(parameters)
+            if other_ranks.are_there():
+                self._sent.begin(parameters)
             session.make_room_for_backward(t_outputs)
             keeps_graph = bool(args[1] or args[2])
             session.saved.backward.begin(session.backward_room.spare, keeps_graph=keeps_graph)
@@ -131,7 +141,7 @@ class GuardedEngine:
     def _repeated(self, call: _Call, gradients: Gradients, error: BaseException, frame: FrameType) -> Any:
         session = self._session
         try:
-            reason = session.reason_against() or self._reason_against(call)
+            reason = session.reason_against() or self._reason_against(call, error)
             if reason:
                 raise Refused(reason)
             if call.keeps_graph:
@@ -150,15 +160,16 @@ class GuardedEngine:
                 report_fault("recover.backward", failure)
         return _FAILED
 
-    def _reason_against(self, call: _Call) -> str:
-        ranks = torch.distributed
-        if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
-            return "other ranks take part in this backward pass, and would have to repeat it too"
+    def _reason_against(self, call: _Call, error: BaseException) -> str:
+        if other_ranks.are_there() and (reason := other_ranks.reason_against(call.roots)):
+            return reason
         if not call.accumulates and not call.keeps_graph and not all(_is_leaf(each) for each in call.inputs):
             return "gradients of intermediate results were asked for"
         if call.accumulates and any(_retains(each) for each in living_tensors()):
             return "an intermediate result retains its gradient"
-        if self._session.level == "safe" and _has_backward_hooks():
+        if reason := script_code.reason_against(error, self._session.optimizers.parameters):
+            return reason
+        if self._session.level == "safe" and script_code.has_backward_hooks():
             return "a module has a backward hook, which would run twice (--recover all allows it)"
         return ""
 
@@ -193,7 +204,12 @@ class GuardedEngine:
                     roots = again.roots(call.roots, spill)
                     if parts and not session.splits.made:
                         raise Refused(f"{session.nothing_left()}; {session.splits.reasons()}")
-                result = self._run(call, roots, gradients)
+                is_free = session.level == "all"
+                watched = (
+                    contextlib.nullcontext() if is_free else without_trace(frame, roots, has_hooks=again.has_hooks)
+                )
+                with watched:
+                    result = self._run(call, roots, gradients)
             except Exception as failure:
                 if not is_out_of_memory(failure):
                     raise
@@ -236,6 +252,8 @@ class GuardedEngine:
             return call.run(roots, call.inputs)
         wanted = [each for each in call.inputs if _is_leaf(each)] if call.inputs else leaves_behind(roots)
         left = gradients.unfinished(wanted)
+        if other_ranks.are_there() and (reason := self._sent.reason_against(wanted, left)):
+            raise Refused(reason)
         return call.run(roots, left) if left else ()
 
 
@@ -248,9 +266,3 @@ def _retains(tensor: torch.Tensor) -> bool:
         return bool(tensor.retains_grad)
     except RuntimeError:
         return False
-
-
-def _has_backward_hooks() -> bool:
-    return any(
-        each.__dict__.get("_backward_hooks") or each.__dict__.get("_backward_pre_hooks") for each in live_modules()
-    )

@@ -80,12 +80,12 @@ class CallInParts:
                 with torch.no_grad():
                     joined.add(result, part)
             del inputs, result
-        if not keeps_graph or not any(joined.needs_gradient):
-            return joined.result(joined.tensors)
-        self.backward_rows = min(self.backward_rows, rows)
-        given = _apply(self, joined, *call.tensors, *self._leaves)
-        call.release()
-        return joined.result(given)
+        found, given = joined.tensors, call.tensors
+        if keeps_graph and any(joined.needs_gradient):
+            self.backward_rows = min(self.backward_rows, rows)
+            found = _apply(self, joined, *given, *self._leaves)
+            call.release()
+        return joined.result(found, given)
 
     @contextlib.contextmanager
     def _dropping(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class CallInParts:
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
                 "buffer of a module that was called in parts"
             )
-        sums: list[torch.Tensor | None] | None = None
+        sums: list[torch.Tensor | None] = [None] * len(tensors)
         pending = deque(self._parts)
         while pending:
             rows, rewind = pending.popleft()
@@ -128,7 +128,7 @@ class CallInParts:
                 continue
             try:
                 found = self._part(tensors[: len(self._call.has_rows)], needed, outer, rows, rewind)
-                sums = self._sums(found, tensors) if sums is None else sums  # from here on nothing asks for memory
+                sums = self._sums(sums, found, tensors)  # from here on nothing asks for memory
                 self._add(sums, found, rows)
                 del found
             except Exception as error:
@@ -143,17 +143,24 @@ class CallInParts:
                     self.learned(self.backward_rows)
                 give_back_caches()
                 pending.appendleft((rows, rewind))
-        return sums or [None] * len(tensors)
+        return sums
 
     def _has_rows(self, index: int) -> bool:
         return index < len(self._call.has_rows) and self._call.has_rows[index]
 
-    def _sums(self, found: Sequence[torch.Tensor | None], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Zeros to which the gradients of all parts are added."""
+    def _sums(
+        self,
+        sums: Sequence[torch.Tensor | None],
+        found: Sequence[torch.Tensor | None],
+        tensors: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor | None]:
+        """The sums so far, with zeros for what no part before has given a gradient to."""
         with torch.no_grad(), unseen():
             return [
-                None if each is None else torch.zeros_like(tensors[index] if self._has_rows(index) else each)
-                for index, each in enumerate(found)
+                torch.zeros_like(tensors[index] if self._has_rows(index) else each)
+                if total is None and each is not None
+                else total
+                for index, (total, each) in enumerate(zip(sums, found, strict=True))
             ]
 
     def _add(self, sums: list[torch.Tensor | None], found: Sequence[torch.Tensor | None], rows: slice) -> None:

@@ -15,6 +15,7 @@ from torchmedic.recovery.guard import ReplayedCalls
 from torchmedic.recovery.random_calls import RandomState
 from torchmedic.recovery.session import Session
 from torchmedic.replay.isolation.python_state import THOROUGH_SECONDS, TooMuchInReach
+from torchmedic.replay.isolation.torch_state import replaced
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step
@@ -34,6 +35,7 @@ class ComputedAgain:
         self._notes = step.runner._notes
         self._session = session
         self._settled = False
+        self.has_hooks = False  # the step puts hooks on its results, which run in the backward pass
         step.runner.thorough = THOROUGH_SECONDS
 
     def roots(self, original: Sequence[torch.Tensor], spill: EarlySpill) -> list[torch.Tensor]:
@@ -86,8 +88,15 @@ class ComputedAgain:
         original = runner._preserve
         runner._preserve = functools.partial(_preserve, runner, original)  # type: ignore[method-assign]
         spill.next_step()
+        register: Any = torch.Tensor.register_hook
+
+        @functools.wraps(register)
+        def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
+            self.has_hooks = True
+            return register(tensor, hook)
+
         try:
-            with self._session.generators.rewound():
+            with self._session.generators.rewound(), replaced(torch.Tensor, "register_hook", register_hook):
                 calls = ReplayedCalls(self._session.in_parts, self._session.workspaces, spill)
                 return runner.play(calls, backward=False, keep_graphs=False)
         except TooMuchInReach as reason:

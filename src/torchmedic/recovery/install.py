@@ -40,6 +40,7 @@ class Installation:
         self._set(torch.autograd.Variable, "_execution_engine", GuardedEngine(session, engine))
         self._set(Optimizer, "_patch_step_function", _around_build(session, Optimizer._patch_step_function))
         self._set(Optimizer, "state_dict", _around_state_dict(session, Optimizer.state_dict))
+        self._set(Optimizer, "zero_grad", _around_zero_grad(session, Optimizer.zero_grad))
         self._set(torch, "compile", _around_compile(session, torch.compile))
         self._set(context, "examining", _around_examining(session))
         for module, name in list(foreach_updates()):
@@ -187,6 +188,21 @@ def _around_state_dict(session: Session, original: Callable[..., Any]) -> Callab
         return original(optimizer, *args, **kwargs)
 
     return state_dict
+
+
+def _around_zero_grad(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    """It takes no memory, and reads and writes an attribute of each weight: the guard need not see that."""
+
+    @functools.wraps(original)
+    def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not session.is_up or session.optimizers.out or not session.lower_guard():
+            return original(optimizer, *args, **kwargs)
+        try:
+            return original(optimizer, *args, **kwargs)
+        finally:
+            session.raise_guard()
+
+    return zero_grad
 
 
 def _around_examining(session: Session) -> Callable[[], contextlib.AbstractContextManager[None]]:

@@ -1,4 +1,4 @@
-"""Room in memory, made step by step until a call succeeds; and how full memory is."""
+"""Room in memory, made step by step until a call succeeds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import torch
 
 from torchmedic.detect.failures.exhaustion import exhaustion_of_error
 from torchmedic.observe.memory.headroom import address_limit, data_limit, headroom, sizes
-from torchmedic.observe.memory.host import host_memory
 from torchmedic.records.recovery import Means
 from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.saved_tensors import SavedTensors
 
 UNUSABLE_SHARE = 0.03  # share of what is allowed, in pieces that are too small
-_UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
+UPDATE_TEMPORARIES = 4  # copies of the weights for which there must be room in an update without the guard
 _MIN_WANTED_BYTES = 1 << 20
 _MAX_VAIN_RETRIES = 3  # a collection of garbage takes longer than a step
 _M_MMAP_THRESHOLD = -3  # of `mallopt`
@@ -81,7 +80,7 @@ class RoomMaker:
         for each in self._optimizers.parameters:
             needed[each.device] = needed.get(each.device, 0) + each.nbytes
         known = [(in_use_and_limit(device), nbytes) for device, nbytes in needed.items()]
-        return all(found is None or found[1] - found[0] > _UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
+        return all(found is None or found[1] - found[0] > UPDATE_TEMPORARIES * nbytes for found, nbytes in known)
 
     def park_saved(self, wanted: int, *, search: bool = True) -> int:
         """Park some bytes of saved tensors before they are short; returns the bytes that became free."""
@@ -118,7 +117,7 @@ def give_back_caches() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _fraction(device: int) -> float:
+def fraction_of(device: int) -> float:
     """The share of a device that `set_per_process_memory_fraction` leaves to this process."""
     asked = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # not every version has it
     return float(asked(device)) if asked is not None else 1.0
@@ -151,7 +150,7 @@ def _device_limit(device: torch.device, reserved: int) -> int:
     """The bytes that the tensors of this process can take of a device."""
     free, total = torch.cuda.mem_get_info(device)
     index = device.index if device.index is not None else torch.cuda.current_device()
-    return min(free + reserved, int(_fraction(index) * total))
+    return min(free + reserved, int(fraction_of(index) * total))
 
 
 def keep_blocks_whole() -> None:
@@ -163,27 +162,3 @@ def keep_blocks_whole() -> None:
         return
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
-
-
-def used_share() -> float:
-    """The largest share of any memory or limit that is in use by now."""
-    memory = host_memory()
-    available = memory.available + memory.resident if memory.available and memory.resident else None
-    shares = [
-        used / limit
-        for used, limit in (
-            (memory.resident, available),
-            (memory.resident, memory.cgroup_limit),
-            (memory.address_space, memory.address_limit),
-            (memory.data, memory.data_limit),
-        )
-        if used and limit
-    ]
-    if torch.cuda.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            for device in range(torch.cuda.device_count()):
-                if torch.cuda.memory_reserved(device):
-                    free, total = torch.cuda.mem_get_info(device)
-                    allowed = _fraction(device) * total
-                    shares += [1 - free / total, torch.cuda.memory_reserved(device) / allowed]
-    return max(shares, default=1.0)

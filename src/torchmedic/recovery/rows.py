@@ -17,10 +17,18 @@ _CLOSED = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.Function
 
 
 _EMPTY = torch.empty(0)  # stands for a tensor
+_PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device, type(None))
 
 
 class CannotSplit(Exception):
     """A call of a module cannot be made in parts of its rows."""
+
+
+class Given:
+    """Stands for an argument in a result: the caller gets the argument itself back, not a copy of it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
 
 
 def leaves_of(value: Any, depth: int = 0) -> list[Any]:
@@ -61,17 +69,27 @@ def _opened(leaf: Any, depth: int) -> dict[str, Any] | None:
     return inside if has_tensors else None
 
 
+def settings_of(module: torch.nn.Module) -> tuple[Any, ...]:
+    """The modes, flags and numbers that a module and those inside it have now, and may decide by."""
+    found = (item for each in module.modules() for item in vars(each).items())
+    return tuple(item for item in found if isinstance(item[1], _PLAIN))
+
+
 class RowCall:
     """A call of a module with the rows of its batch.
 
-    A tensor has rows if its first dimension is as long as that of the first tensor. The others are passed on whole.
+    A tensor has rows if its first dimension is as long as that of the first tensor. The others are passed on whole. A
+    tensor that is given twice is one tensor for each part, too.
     """
 
     def __init__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self._call = call
         leaves = leaves_of((args, kwargs))
-        self._positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        self.tensors: list[torch.Tensor] = [leaves[index] for index in self._positions]
+        self._places = {index: id(leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        different = {id(leaves[index]): leaves[index] for index in self._places}
+        self.tensors: list[torch.Tensor] = list(different.values())
+        numbers = {key: number for number, key in enumerate(different)}
+        self._places = {index: numbers[key] for index, key in self._places.items()}
         if not all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in self.tensors):
             raise CannotSplit("an argument is a tensor of another class")
         if any(each.layout is not torch.strided for each in self.tensors):
@@ -79,11 +97,20 @@ class RowCall:
         self.count = next((len(each) for each in self.tensors if each.dim()), 0)
         if self.count < 2:
             raise CannotSplit("its arguments have no rows")
+        if _has_list((args, kwargs), self.count):
+            raise CannotSplit("an argument has a value in Python for each row")
         self.has_rows = [each.dim() > 0 and len(each) == self.count for each in self.tensors]
-        for index in self._positions:
+        for index in self._places:
             leaves[index] = _EMPTY
         self._leaves = leaves
         self._arguments = rebuilt((args, kwargs), iter(leaves))
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What the call may decide by beside the values of its tensors."""
+        kinds = [(each.dtype, each.dim(), each.requires_grad) for each in self.tensors]
+        others = [leaf if isinstance(leaf, _PLAIN) else type(leaf) for leaf in self._leaves]
+        return (*kinds, *self.has_rows, *others)
 
     def release(self) -> None:
         """Hold the tensors no longer: autograd has them, and may have to let go of their memory."""
@@ -98,14 +125,14 @@ class RowCall:
         return [each.requires_grad_(wanted) for each, wanted in zip(found, needed, strict=True)]
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Make the call with other tensors in place of its own.
+        """Make the call with other tensors in place of its own; where it returns one of them, there is a `Given`.
 
         Raises:
-            CannotSplit: The call has changed its arguments.
+            CannotSplit: The call has changed its arguments, or returns a view of one.
         """
         leaves = list(self._leaves)
-        for index, tensor in zip(self._positions, tensors, strict=True):
-            leaves[index] = tensor
+        for index, number in self._places.items():
+            leaves[index] = tensors[number]
         arguments = rebuilt(self._arguments, iter(leaves))
         versions = [each._version for each in tensors]
         result = self._call(*arguments[0], **arguments[1])
@@ -114,7 +141,12 @@ class RowCall:
             raise CannotSplit("it changes its arguments")
         if [each._version for each in tensors] != versions:
             raise CannotSplit("it changes a tensor among its arguments in place")
-        return result
+        numbers = {id(each): number for number, each in enumerate(tensors)}
+        found = [Given(numbers[id(each)]) if id(each) in numbers else each for each in leaves_of(result)]
+        memory = {_storage(each) for each in tensors}
+        if any(isinstance(each, torch.Tensor) and _storage(each) in memory for each in found):
+            raise CannotSplit("it returns a view of an argument, which the script may change")
+        return rebuilt(result, iter(found))
 
 
 class Joined:
@@ -157,7 +189,7 @@ class Joined:
                 self.tensors = [_longer(each, self._count) for each in tensors]
             except RuntimeError:
                 raise CannotSplit("there is no memory for its whole result") from None
-            self.needs_gradient = [each.requires_grad for each in tensors]
+            self.needs_gradient = [False] * len(tensors)
             # The tensors of a part are not to live on in the first result.
             self._leaves = [_EMPTY if isinstance(each, torch.Tensor) else each for each in leaves]
             self._first = rebuilt(result, iter(self._leaves))
@@ -165,13 +197,28 @@ class Joined:
             if whole.shape[1:] != tensor.shape[1:] or whole.dtype != tensor.dtype:
                 raise CannotSplit("a result has another shape for other rows")
             whole[rows] = tensor.detach()
+        pairs = zip(self.needs_gradient, tensors, strict=True)
+        self.needs_gradient = [needed or each.requires_grad for needed, each in pairs]  # only some rows may need it
 
-    def result(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The result of the whole call, with these tensors in it."""
-        given = iter(tensors)
+    def result(self, tensors: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Any:
+        """The result of the whole call, with these tensors in it, and with these arguments."""
+        found = iter(tensors)
         assert self._leaves is not None
-        leaves = [next(given) if each is _EMPTY else each for each in self._leaves]
+        leaves = [
+            next(found) if each is _EMPTY else given[each.index] if isinstance(each, Given) else each
+            for each in self._leaves
+        ]
         return rebuilt(self._first, iter(leaves))
+
+
+def _has_list(value: Any, count: int) -> bool:
+    """Whether a list has something else than tensors for each row. (Sizes and paddings are at most four numbers.)"""
+    if isinstance(value, dict):
+        return any(_has_list(each, count) for each in value.values())
+    if not isinstance(value, list | tuple):
+        return False
+    is_for_rows = len(value) == count > 4 and not all(isinstance(each, torch.Tensor) for each in value)
+    return is_for_rows or any(_has_list(each, count) for each in value)
 
 
 def _longer(tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -184,8 +231,13 @@ def _longer(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _is_alike(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if one is None or isinstance(one, bool | int | float | str | bytes | torch.dtype | torch.device):
-        return bool(one == other)
-    return not isinstance(one, torch.Tensor)
+    """Whether a value beside the tensors is the same for other rows; of objects, only that is known which is equal."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, Given):
+        return bool(one.index == other.index)
+    return isinstance(one, _PLAIN) and bool(one == other)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

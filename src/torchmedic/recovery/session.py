@@ -1,7 +1,7 @@
 """Recovery in one process: what may be done, what was done, and when the guard is up.
 
 The guard costs one or two microseconds per call of torch. It is up during the first updates of the weights, where most
-out-of-memory errors happen, and as long as a good part of some memory is in use.
+out-of-memory errors happen, and as long as a step may run out of memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from torchmedic.recovery.cross_entropy import CrossEntropyInParts
 from torchmedic.recovery.early_spill import EarlySpill
 from torchmedic.recovery.guard import Guard
 from torchmedic.recovery.living_tensors import unseen
+from torchmedic.recovery.need import Need
 from torchmedic.recovery.next_steps import NextSteps
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
 from torchmedic.recovery.recipes import Recipes
-from torchmedic.recovery.room import RoomMaker, give_back_caches, keep_blocks_whole, refills, used_share
+from torchmedic.recovery.room import RoomMaker, give_back_caches, keep_blocks_whole, refills
 from torchmedic.recovery.saved_tensors import SavedTensors
 from torchmedic.recovery.split_calls import SplitCalls
 from torchmedic.recovery.workspaces import Workspaces
@@ -36,7 +37,6 @@ from torchmedic.source.objects.graph import walk
 Level = Literal["safe", "all"]
 
 _ALWAYS_GUARDED_UPDATES = 10
-_MIN_USED_SHARE = 0.5  # of some memory; below it, one step would have to need twice as much as all before
 _LOOK_SECONDS = 1.0
 _KEPT_RANDOM_STATES = 8
 _NOTED_DRAWS = 2  # after each part of a step
@@ -53,6 +53,7 @@ class Session:
         self.saved = SavedTensors(self.space, self._make_room_in_backward)
         self.optimizers = OptimizerMemory(self.space, self._stop_copies)
         self.room = RoomMaker(self.saved, self.optimizers)
+        self.need = Need(self.saved, self.optimizers)
         self.in_parts = CrossEntropyInParts()
         self.workspaces = Workspaces()
         self.saved.backward.with_any_kernel = self.workspaces.with_any_kernel
@@ -205,9 +206,8 @@ class Session:
 
     def update_begins(self, *, has_closure: bool) -> None:
         self.is_updating = True
-        if self._is_update_safe and self.is_up and not has_closure and not self.optimizers.out:
-            self.lower_guard()
-            self._is_lowered = True
+        if self._is_update_safe and not has_closure and not self.optimizers.out:
+            self._is_lowered = self.lower_guard()
 
     @contained("recover.update")
     def update_ended(self) -> None:
@@ -227,7 +227,7 @@ class Session:
         now = time.monotonic()
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:
             self._due = now + _LOOK_SECONDS
-            needed = bool(self.optimizers.out) or self.next_steps.are_short or used_share() >= _MIN_USED_SHARE
+            needed = bool(self.optimizers.out) or self.next_steps.are_short or self.need.may_not_fit()
             if needed and not self._compiles:
                 self.raise_guard()
             else:
@@ -252,11 +252,13 @@ class Session:
             self.is_up = True
             self.splits.install()
 
-    def lower_guard(self) -> None:
-        """Take the guard away, unless a mode of the user's lies above it."""
+    def lower_guard(self) -> bool:
+        """Take the guard away, unless a mode of the user's lies above it; whether that was done."""
         if self.is_up and torch.overrides._get_current_function_mode() is self.guard:
             self.guard.__exit__(None, None, None)
             self.is_up = False
+            return True
+        return False
 
     def close(self) -> None:
         for storage in self.optimizers.living_out():

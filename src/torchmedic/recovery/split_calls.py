@@ -26,7 +26,7 @@ from torchmedic.recovery.call_in_parts import CallInParts
 from torchmedic.recovery.module_calls import WHOLE, around_call, has_hooks, is_in_line_search, is_inside_call
 from torchmedic.recovery.random_calls import generator_states
 from torchmedic.recovery.room import free_unused_memory
-from torchmedic.recovery.rows import CannotSplit, RowCall
+from torchmedic.recovery.rows import CannotSplit, RowCall, settings_of
 from torchmedic.recovery.split_trial import NoMemory, Verdict, tried
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 _MAX_TRIALS = 16  # before a step is computed again in parts
+_MAX_VERDICTS = 1000
 _MAX_REASONS = 3
 _TOO_LARGE = "one row alone needs too much"
 
@@ -196,18 +197,15 @@ class SplitCalls:
         """
         self._check(module)
         call = RowCall(functools.partial(self._original, module), args, kwargs)
-        kinds = tuple(
-            (each.dtype, each.dim(), each.requires_grad, split)
-            for each, split in zip(call.tensors, call.has_rows, strict=True)
-        )
         casts = torch.is_autocast_enabled(call.tensors[0].device.type)
-        modes = tuple(each.training for each in module.modules())
-        key = (id(module), modes, torch.is_grad_enabled(), casts, kinds)
+        key = (id(module), settings_of(module), torch.is_grad_enabled(), casts, call.settings)
         known = self._verdicts.get(key)
         if known is None or known[0]() is not module:
             if not again or (self._forced and self._trials >= _MAX_TRIALS):
                 raise NotTried
             self._trials += 1
+            if len(self._verdicts) >= _MAX_VERDICTS:
+                self._verdicts.clear()
             known = self._verdicts[key] = (weakref.ref(module), self._verdict(call, module))
         if isinstance(known[1], str):
             raise CannotSplit(known[1])

@@ -1,7 +1,8 @@
 """A trial before a call of a module is made in parts: are its rows independent, and does it leave no trace?
 
-Some rows are computed as a whole and as two parts; results and gradients must be the same up to rounding. The trial
-runs in the isolation of a replay, so nothing that it does outlives it.
+Some rows are computed as a whole and as two parts; results and gradients must be the same up to rounding. Then the
+results of all rows are compared, without their graph, in pieces as large as memory allows: a limit for each expert, or
+a rare row, shows among many rows only. The trial runs in the isolation of a replay: nothing that it does outlives it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,15 +20,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.recovery.call_in_parts import casting, casts, gradients_of
 from torchmedic.recovery.random_calls import is_seeded, random_state
+from torchmedic.recovery.room import free_unused_memory
 from torchmedic.recovery.rows import CannotSplit, Joined, RowCall, tensors_of
 from torchmedic.replay.isolation.outside_world import is_sealed, refusals
 from torchmedic.replay.isolation.python_state import THOROUGH_SECONDS, TooMuchInReach, python_left_alone
 from torchmedic.replay.isolation.sandbox import harmless
 from torchmedic.replay.isolation.torch_state import muted, put_back, same_random_numbers
+from torchmedic.replay.isolation.undo import random_numbers
 from torchmedic.replay.step.side_effects import RestoreWrites
 from torchmedic.source.objects.graph import is_counted, leaves_behind, walk
 
-_ROWS = 5
+_ROWS = (5, 3, 2)  # as many as there is memory for
 _MAX_COMPARED = 1 << 16  # elements of a weight whose gradient is compared
 _SMALL_GRADIENT = 0.01  # of the largest gradient: those below can be all rounding, as that of a bias before a softmax
 _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional")
@@ -81,7 +85,7 @@ def tried(call: RowCall, module: torch.nn.Module) -> Verdict:
     """
     said = io.StringIO()
     still, writes = _Still(), RestoreWrites([])
-    before = random_state()
+    before, shared = random_state(), list(random_numbers())
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(muted())
@@ -95,7 +99,8 @@ def tried(call: RowCall, module: torch.nn.Module) -> Verdict:
             stack.enter_context(writes)
             stack.enter_context(still)
             refused, changed = refusals(), noted.changed  # by the isolation itself
-            leaves = _compared(call, module)
+            leaves = _leaves_of_some_rows(call, module)
+            _compare_many_rows(call)
             if said.getvalue():
                 raise CannotSplit("it prints")
             if writes.has_written:
@@ -104,7 +109,7 @@ def tried(call: RowCall, module: torch.nn.Module) -> Verdict:
                 raise CannotSplit("it leaves a trace in Python (a counter, a list, a cache)")
             if refusals() != refused:
                 raise CannotSplit("it reaches outside of the process")
-            if not before.is_same(random_state()) and not still.draws:
+            if any(each.has_changed for each in shared) or (not before.is_same(random_state()) and not still.draws):
                 raise CannotSplit("it draws random numbers that cannot be drawn again")
     except TooMuchInReach as reason:
         raise CannotSplit(str(reason)) from None
@@ -113,34 +118,39 @@ def tried(call: RowCall, module: torch.nn.Module) -> Verdict:
     except Exception as error:
         if is_out_of_memory(error):
             raise NoMemory("there is no memory for a trial") from None
-        raise CannotSplit(f"a trial with {min(_ROWS, call.count)} rows failed ({_first_line(error)})") from None
+        raise CannotSplit(f"a trial with {min(_ROWS[0], call.count)} rows failed ({_first_line(error)})") from None
     return Verdict(leaves, still.draws)
 
 
-def _compared(call: RowCall, module: torch.nn.Module) -> list[torch.Tensor]:
-    """Compute some rows as a whole and in parts; returns the leaves that get gradients."""
-    count = min(_ROWS, call.count)
+def _leaves_of_some_rows(call: RowCall, module: torch.nn.Module) -> list[torch.Tensor]:
+    """Compare some rows, fewer where memory ends; returns the leaves that get gradients."""
+    for count in _ROWS:
+        try:
+            return _compared(call, module, min(count, call.count))
+        except Exception as error:
+            if count == _ROWS[-1] or not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+        free_unused_memory()
+    raise AssertionError
+
+
+def _compared(call: RowCall, module: torch.nn.Module, count: int) -> list[torch.Tensor]:
+    """Compute so many rows as a whole and in parts; returns the leaves that get gradients."""
     picked = torch.linspace(0, call.count - 1, count).long().unique()
     first = max(len(picked) // 2, 1)
     needed = [each.requires_grad and torch.is_grad_enabled() for each in call.tensors]
     whole = _Part(call, picked, needed)
     parts = [_Part(call, rows, needed) for rows in (picked[:first], picked[first:])]
-    joined = Joined(len(picked))
-    joined.add(whole.result, slice(0, len(picked)))
-    again = Joined(len(picked))
-    again.add(parts[0].result, slice(0, first))
-    again.add(parts[1].result, slice(first, len(picked)))
-    if len(again.tensors) != len(joined.tensors):
-        raise CannotSplit("its result has another structure for other rows")
-    tolerance = _tolerance([*joined.tensors, *call.tensors])
-    if not all(_is_close(one, other, tolerance) for one, other in zip(joined.tensors, again.tensors, strict=True)):
-        raise CannotSplit(_DEPENDENT)
+    joined = _joined([whole])
+    tolerance = _tolerance([*joined, *call.tensors])
+    _check_same(joined, _joined(parts), tolerance)
     leaves = whole.leaves()
     mine = {id(each) for each in module.parameters()}
     if any(each._backward_hooks for each in [*leaves, *module.parameters()]):
         raise CannotSplit("a parameter has a hook, which would run for each part")
     compared = [each for each in leaves if each.numel() <= _MAX_COMPARED]
-    outer = [torch.arange(each.numel()).cos().reshape(each.shape).to(each) for each in joined.tensors]
+    outer = [torch.arange(each.numel()).cos().reshape(each.shape).to(each) for each in joined]
     wanted = whole.gradients(outer, compared)
     found = [
         parts[0].gradients([each[:first] for each in outer], compared),
@@ -155,13 +165,55 @@ def _compared(call: RowCall, module: torch.nn.Module) -> list[torch.Tensor]:
     return [each for each in leaves if id(each) not in mine]
 
 
+def _compare_many_rows(call: RowCall) -> None:
+    """Compute all rows without a graph, in pieces as large as memory allows, and each piece in two parts."""
+    size, start = call.count, 0
+    while start < call.count and size > _ROWS[0]:
+        rows = [torch.arange(start, min(start + size, call.count))]
+        try:
+            with torch.no_grad():
+                pieces = [_Part(call, each) for each in (*rows, *rows[0].tensor_split(2)) if len(each)]
+                whole, parts = _joined(pieces[:1]), _joined(pieces[1:])
+                _check_same(whole, parts, _tolerance([*whole, *call.tensors]))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            size = (size + 1) // 2
+            pieces, whole, parts = [], [], []
+            free_unused_memory()
+        else:
+            start += size
+
+
+def _joined(parts: Sequence[_Part]) -> list[torch.Tensor]:
+    joined, start = Joined(sum(each.count for each in parts)), 0
+    for each in parts:
+        joined.add(each.result, slice(start, start + each.count))
+        start += each.count
+    return joined.tensors
+
+
+def _check_same(whole: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], tolerance: float) -> None:
+    """Compare the results of rows as a whole and in parts.
+
+    Raises:
+        CannotSplit: They are not the same.
+    """
+    if len(whole) != len(parts):
+        raise CannotSplit("its result has another structure for other rows")
+    if not all(_is_close(one, other, tolerance) for one, other in zip(whole, parts, strict=True)):
+        raise CannotSplit(_DEPENDENT)
+
+
 class _Part:
     """Some rows of a call, with their graph."""
 
-    def __init__(self, call: RowCall, rows: torch.Tensor, needed: Sequence[bool]) -> None:
-        self._needed = needed
+    def __init__(self, call: RowCall, rows: torch.Tensor, needed: Sequence[bool] | None = None) -> None:
+        self.count = len(rows)
+        self._needed = needed or [False] * len(call.tensors)
         self._began = torch._C._autograd._get_sequence_nr()
-        self._inputs = call.part(call.tensors, rows, needed)
+        self._inputs = call.part(call.tensors, rows, self._needed)
         with casting(casts(call.tensors)):
             self.result = call.result(self._inputs)
         self._tensors = tensors_of(self.result)
@@ -182,7 +234,7 @@ class _Part:
         inputs = [each for each in self._inputs if each.requires_grad]
         pairs = [pair for pair in zip(self._tensors, outer, strict=True) if pair[0].requires_grad]
         if not pairs or not (inputs or leaves):
-            return []
+            return [None] * (len(self._needed) + len(leaves))
         roots, given = zip(*pairs, strict=True)
         found = iter(gradients_of(roots, given, [*inputs, *leaves]))
         return [next(found) if needed else None for needed in self._needed] + list(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -13,6 +14,7 @@ from torchmedic.runfolder import reading
 from torchmedic.runfolder.layout import process_folders, worker_folders
 
 EVENTS = "events.jsonl"
+_LINE = re.compile(rb"[^\r\n]{12,}")
 
 _Event = TypeVar("_Event", bound=msgspec.Struct)
 
@@ -78,9 +80,14 @@ def events_of(folder: Path, kind: str, record: type[_Event]) -> list[_Event]:
     return found
 
 
+def lines(data: bytes) -> list[bytes]:
+    """The lines that are long enough to be an event; a hostile file may have millions of empty ones."""
+    return _LINE.findall(data)
+
+
 def _event_lines(folder: Path) -> list[bytes]:
     try:
-        return reading.read(folder / EVENTS, cut=True).splitlines()
+        return lines(reading.read(folder / EVENTS, cut=True))
     except OSError:
         return []
 
@@ -88,7 +95,7 @@ def _event_lines(folder: Path) -> list[bytes]:
 def folder_of(run: Path, pid: int) -> Path | None:
     """The folder of one process of the run."""
     for folder in process_folders(run):
-        if any(isinstance(line, StartLine) and line.pid == pid for line in read_events(folder)):
+        if any(line.pid == pid for line in events_of(folder, "start", StartLine)):
             return folder
     return None
 

@@ -35,6 +35,7 @@ _MAX_REPORT_BYTES = 16 << 20
 _MAX_SETTINGS_BYTES = 1 << 16
 _MAX_DIAGNOSES = 500
 _MAX_PARTS = 1000  # locations, pieces of evidence and treatments of one diagnosis
+_MAX_ALL_PARTS = 20_000  # of all diagnoses
 _MAX_POSITION = 10_000_000  # lines of a file, characters of a line
 
 
@@ -79,24 +80,33 @@ def read_report(run: Path) -> Report:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise UnreadableRun(f"cannot read {path}: it is damaged ({error})") from None
-    excess = _excess(report)
-    if excess:
-        raise UnreadableRun(f"cannot read {path}: it holds {excess}")
-    return report
+    return accepted(report, path)
 
 
 class _Schema(msgspec.Struct):
     schema: int = SCHEMA
 
 
+def accepted(report: Report, path: Path) -> Report:
+    """A report that was read, with texts as torchmedic writes them. Raises UnreadableRun if it holds too much."""
+    excess = _excess(report)
+    if excess:
+        raise UnreadableRun(f"cannot read {path}: it holds {excess}")
+    return cleaned(report)
+
+
 def _excess(report: Report) -> str:
     """What in a report is larger than torchmedic writes it; empty if nothing is."""
     if len(report.diagnoses) > _MAX_DIAGNOSES:
         return f"{len(report.diagnoses)} diagnoses, more than {_MAX_DIAGNOSES}"
+    total = 0
     for diagnosis in report.diagnoses:
         parts = len(diagnosis.locations) + len(diagnosis.evidence) + len(diagnosis.treatments)
+        total += parts
         if parts > _MAX_PARTS:
             return f"a diagnosis of {parts} parts, more than {_MAX_PARTS}"
+        if total > _MAX_ALL_PARTS:
+            return f"diagnoses of more than {_MAX_ALL_PARTS} parts"
         for place in diagnosis.locations:
             for name in ("line", "column", "end_column", "indent"):
                 if not 0 <= getattr(place, name) <= _MAX_POSITION:
@@ -179,7 +189,7 @@ def read_supervisors(run: Path) -> list[SupervisorLine]:
     for name in _names(run):
         if name.startswith(_SUPERVISOR):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                found.append(msgspec.json.decode((run / name).read_bytes(), type=SupervisorLine))
+                found.append(reading.decode(reading.read(run / name, _MAX_SETTINGS_BYTES), SupervisorLine))
     return found
 
 

@@ -95,8 +95,8 @@ def new_folder(path: Path, *, exist_ok: bool = False) -> Path:
 
 
 def new_file(path: Path) -> int:
-    """Make or empty a file that only its owner can read, and return its descriptor."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    """Make or empty a file that only its owner can read, and return its descriptor. A link is refused."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
 

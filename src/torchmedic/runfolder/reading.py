@@ -21,7 +21,7 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _Record = TypeVar("_Record")
 
 
-def read(path: Path, most: int = MAX_BYTES, *, follow: bool = False, cut: bool = False) -> bytes:
+def read(path: Path, most: int = MAX_BYTES, *, follow: bool = False, cut: bool = False, last: bool = False) -> bytes:
     """The content of a regular file.
 
     Args:
@@ -29,6 +29,7 @@ def read(path: Path, most: int = MAX_BYTES, *, follow: bool = False, cut: bool =
         most: The largest size in bytes.
         follow: Whether the path may be a symbolic link. True for a path that the user named.
         cut: Whether to read the beginning of a larger file.
+        last: Whether to read the end of a larger file.
 
     Raises:
         OSError: The file is missing, too large, a link, or not a regular file; `strerror` is the reason.
@@ -40,10 +41,13 @@ def read(path: Path, most: int = MAX_BYTES, *, follow: bool = False, cut: bool =
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     descriptor = os.open(path, _READ | (0 if follow else _NO_FOLLOW))
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if last:
+            file.seek(max(0, found.st_size - most))
         data = file.read(most + 1)
-    if len(data) > most and not cut:
+    if len(data) > most and not cut and not last:
         raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
     return data[:most]
 

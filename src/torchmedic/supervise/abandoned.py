@@ -40,6 +40,5 @@ def read_report(run: Path) -> Report:
     found = [each for each in findings.new(at_end=True) if each not in known]
     end = with_torchmedic(supervisors[0].pid, latest).done()
     steps = latest.last.updates if latest is not None and latest.last is not None else 0
-    return Report(
-        outcome=replace(report.outcome, steps=steps, symptom="death"), diagnoses=(*report.diagnoses, *found, end)
-    )
+    outcome = replace(report.outcome, steps=steps, symptom="death")
+    return files.accepted(Report(outcome=outcome, diagnoses=(*report.diagnoses, *found, end)), folder)

@@ -130,8 +130,8 @@ class BoxKeeper:
 
 def box_path(folder: Path) -> Path | None:
     """Where the black box of one process can be read: in memory while the process lives, then in its folder."""
-    for line in events.read_events(folder):
-        if isinstance(line, events.StartLine) and line.box is not None:
+    for line in events.events_of(folder, "start", events.StartLine):
+        if line.box is not None:
             link = f"/proc/{line.pid}/fd/{line.box}"
             with contextlib.suppress(OSError):
                 if os.readlink(link).startswith(f"/memfd:{blackbox.MEMORY_NAME}"):

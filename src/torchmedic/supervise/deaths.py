@@ -63,7 +63,7 @@ def read_traces(run: Path, folders: list[Path]) -> Traces:
 
 
 def _pids(folder: Path) -> list[int]:
-    return [line.pid for line in events.read_events(folder) if isinstance(line, StartLine)]
+    return [line.pid for line in events.events_of(folder, "start", StartLine)]
 
 
 def find(

@@ -129,7 +129,7 @@ def _is_open(run: Path, folder: Path) -> bool:
     if box is not None and box.clean_exit:
         return False
     # The supervisor writes the box of a dead process at the end.
-    started = [line.pid for line in events.read_events(folder) if isinstance(line, events.StartLine)]
+    started = [line.pid for line in events.events_of(folder, "start", events.StartLine)]
     pids = started[:1] if box is None else [box.pid]
     if not pids:
         return False

@@ -10,7 +10,7 @@ import msgspec
 
 from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.ranks import JobFacts, RankFacts
-from torchmedic.runfolder import events, files, layout
+from torchmedic.runfolder import events, files, layout, reading
 from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.folder_news import FolderNews
@@ -71,5 +71,5 @@ class RankComparison:
 
 def _read(folder: Path) -> RankFacts | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode((folder / files.RANK_FACTS).read_bytes(), type=RankFacts)
+        return reading.decode(reading.read(folder / files.RANK_FACTS), RankFacts)
     return None

@@ -18,7 +18,7 @@ from torchmedic.observe.ranks import ring
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
 from torchmedic.records.ranks import Collective, Fate, Job, RankLog, RankState, RemoteRank
-from torchmedic.runfolder import events, files, layout, questions
+from torchmedic.runfolder import events, files, layout, questions, reading
 from torchmedic.settings import working_folder
 from torchmedic.source.branches import callees_at
 from torchmedic.source.user_code import is_user_file
@@ -68,7 +68,7 @@ def _elsewhere(run: Path, here: set[int]) -> list[RankState]:
     found = []
     for path in sorted((run / files.REMOTE_RANKS).glob("*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            told = msgspec.json.decode(path.read_bytes(), type=RemoteRank)
+            told = reading.decode(reading.read(path), RemoteRank)
             if told.log.rank not in here:
                 log = _with_paths_of_here(told)
                 skipped = culprit.forward_without_backward(log)
@@ -168,7 +168,7 @@ def _log(folder: Path) -> RankLog | None:
     with contextlib.suppress(UnreadableRun):
         own = ring.read(folder / ring.FILE)
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            told = msgspec.json.decode((folder / files.RANK_LOG).read_bytes(), type=RankLog)
+            told = reading.decode(reading.read(folder / files.RANK_LOG), RankLog)
             newest = max((call.time for call in told.calls), default=0.0)
             if told.pid == own.pid and not (own.calls and own.calls[-1].time > newest):
                 return told

@@ -137,8 +137,8 @@ def new_run_folder(
             layout.mark_no_checkup(work)
         if settings.recover != "off":
             layout.mark_recovery(work, settings.recover)
-    except OSError as error:
-        reason = visible(error.strerror or str(error))
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = visible(getattr(error, "strerror", None) or str(error))
         sys.stderr.write(f"torchmedic: not watching, no run folder can be written: {reason}\n")
         return None
     return Folders(run, work)

@@ -186,7 +186,7 @@ def lives(pid: int, started: float) -> bool:
     """Whether a process lives and existed at the time `started`, so that it is no later process with the same pid."""
     import psutil
 
-    with contextlib.suppress(psutil.Error, OSError):
+    with contextlib.suppress(psutil.Error, OSError, ValueError):
         process = psutil.Process(pid)
         return bool(process.create_time() <= started + 1.0 and process.status() != psutil.STATUS_ZOMBIE)
     return False

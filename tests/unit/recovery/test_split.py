@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from split_cases import INNER, ROWS, WIDTH, Centred, Counting, Keeping, Wide
 from torch import nn
 
 from torchmedic.recovery.call_in_parts import CallInParts
-from torchmedic.recovery.rows import CannotSplit, RowCall
+from torchmedic.recovery.rows import CannotSplit, RowCall, settings_of
 from torchmedic.recovery.split_trial import tried
 
 TESTS = Path(__file__).parents[2]
@@ -133,9 +134,64 @@ class Elsewhere(Wide):
         return super().forward(x * self.given[0])
 
 
+class Limited(Wide):
+    """Takes a share of the rows, but at least eight: a trial with few rows takes all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.where((torch.arange(len(x)) < max(8, len(x) // 2)).unsqueeze(1), x, 0))
+
+
+class Viewing(Wide):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), x[:, 0]
+
+
+class Telling(Wide):
+    def forward(self, x: torch.Tensor) -> Any:
+        found = super().forward(x)
+        return found, found.detach().numpy()
+
+
+class Drawing(Wide):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        random.random()
+        return super().forward(x)
+
+
+class Reading(Wide):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = iter(["a"] * 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        next(self.names)
+        return super().forward(x)
+
+
+class Shared(Wide):
+    total = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Shared.total += 1
+        return super().forward(x)
+
+
+class Spectral(Wide):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.parametrizations.spectral_norm(self.layers[0])
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
+        (Limited(), "rows depend on each other"),
+        (Viewing(), "a view of an argument"),
+        (Telling(), "other values beside the tensors"),
+        (Drawing(), "random numbers that cannot be drawn again"),
+        (Reading(), "leaves a trace in Python"),
+        (Shared(), "leaves a trace in Python"),
+        (Spectral(), "rows depend|writes to a tensor"),
         (Wide(nn.BatchNorm1d(INNER)), "rows depend on each other"),
         (Centred(), "rows depend on each other"),
         (Counting(), "leaves a trace in Python"),
@@ -182,7 +238,7 @@ class Nested(Wide):
 def test_parts_of_nested_arguments() -> None:
     torch.manual_seed(0)
     module, x, shift = Nested(), torch.randn(ROWS, WIDTH), torch.randn(1, WIDTH, requires_grad=True)
-    x[7, 3] = 100.0  # no row of the trial
+    x[57, 3] = 100.0  # no row of the trial, and none of the first part
     x.requires_grad_()
 
     def gradients(result: Any) -> list[torch.Tensor]:
@@ -198,6 +254,47 @@ def test_parts_of_nested_arguments() -> None:
     assert found["kept"][0].name == "a"
     torch.testing.assert_close(found["out"], wanted["out"])
     torch.testing.assert_close(gradients(found), gradients(wanted))
+
+
+class Passing(Wide):
+    """Returns an argument, and asks whether its arguments are the same tensor; only some rows need a gradient."""
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> Any:
+        found, rows = torch.zeros_like(x), (x > 3).any(1, keepdim=True)
+        if rows.any():
+            found = found + rows * super().forward(x if x is other else -other)
+        return found, mask, other
+
+
+def test_arguments_that_come_back() -> None:
+    torch.manual_seed(0)
+    module, x, mask = Passing(), torch.randn(ROWS, WIDTH).clamp(max=2), torch.ones(3, 3)
+    x[57, 3] = 100.0
+    call = RowCall(module, (x, x, mask), {})
+    assert len(call.tensors) == 2
+    leaves = [*tried(call, module).leaves, *module.parameters()]
+    found, *given = CallInParts(call, module, leaves, contextlib.nullcontext, draws=False).result(9)
+    assert given[0] is mask
+    assert given[1] is x
+    found[57].sum().backward()
+    gradients = [each.grad for each in module.parameters()]
+    module.zero_grad()
+    module(x, x, mask)[0][57].sum().backward()
+    torch.testing.assert_close(gradients, [each.grad for each in module.parameters()])
+
+
+def test_a_list_for_the_rows() -> None:
+    with pytest.raises(CannotSplit, match="a value in Python for each row"):
+        RowCall(Wide(), (torch.randn(8, WIDTH), {"lengths": [3] * 8}), {})
+    RowCall(Wide(), (torch.randn(8, WIDTH), [torch.ones(2)] * 8, (1, 2)), {})
+
+
+def test_what_a_verdict_depends_on() -> None:
+    module, x = Wide(), torch.randn(8, WIDTH)
+    before = settings_of(module)
+    module.layers.mixes = True  # type: ignore[assignment]
+    assert settings_of(module) != before
+    assert RowCall(module, (x, True), {}).settings != RowCall(module, (x, False), {}).settings
 
 
 def test_changes_in_place_are_noticed() -> None:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from torchmedic.supervise.child.launch import interpreter_flags
+from torchmedic.supervise.child.launch import blinding_flag, interpreter_flags
 from torchmedic.supervise.child.signals import FORWARDED, shell_status
 
 
@@ -26,6 +26,22 @@ from torchmedic.supervise.child.signals import FORWARDED, shell_status
 )
 def test_flags(words: str, flags: list[str]) -> None:
     assert interpreter_flags(words.split()) == flags
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("/usr/bin/python3 -I train.py", "-I"),
+        ("python -uE -m train", "-E"),
+        ("python -S -W ignore train.py", "-S"),
+        ("python -WIgnore -X dev train.py -I", None),
+        ("python -P -s -m train -E", None),
+        ("torchrun -I train.py", None),
+        ("python", None),
+    ],
+)
+def test_flags_with_which_the_agent_is_not_loaded(words: str, flag: str | None) -> None:
+    assert blinding_flag(words.split()) == flag
 
 
 def test_what_is_passed_on() -> None:

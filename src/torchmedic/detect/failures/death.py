@@ -18,7 +18,7 @@ REQUESTED = frozenset(
     "SIGTERM SIGINT SIGHUP SIGQUIT SIGPIPE SIGUSR1 SIGUSR2 SIGALRM SIGVTALRM SIGPROF SIGXCPU SIGXFSZ SIGPWR".split()
 )
 
-_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)$')
 
 # What faulthandler calls the signals that it catches.
 _FATAL = {

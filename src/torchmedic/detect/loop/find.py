@@ -17,9 +17,11 @@ from torchmedic.detect.loop import (
     leftovers,
     modes,
     never_stepped,
+    pairing,
     parameters,
     schedules,
     standstill,
+    undone,
 )
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.loop.ledger import Habits
@@ -35,6 +37,8 @@ _FINDERS = (
     device_time.find,
     growing_graph.find,
     leftovers.find,
+    undone.find,
+    pairing.find,
 )
 
 

@@ -2,7 +2,7 @@
 
 To freeze a part of a model is usual. What cannot be meant, if no line thaws anything: a matrix of zeros, as of an
 adapter, which gives zeros for ever; a whole model that was given to the optimizer and still has random values, where no
-other layer is trained.
+other layer is trained; all that one of several optimizers holds, while this optimizer goes on to step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from torchmedic.detect.loop.incident import FrozenLayers, LoopIncident
+from torchmedic.detect.loop.incident import FrozenLayers, FrozenOptimizer, LoopIncident
 from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
@@ -28,6 +28,7 @@ _MAX_SAMPLE = 64  # values of a matrix, beside which the rest is looked at only 
 
 def find(habits: Habits, parameters: list[torch.Tensor], steps: list[Event]) -> Iterator[LoopIncident]:
     """Called with the parameters of all optimizers."""
+    yield from _stepping_in_vain(habits, steps)
     if len(steps) < _MIN_UPDATES or not all(event.fact.has_gradient for event in steps[-4:]):
         return
     owned = {id(tensor) for tensor in parameters}
@@ -50,6 +51,31 @@ def find(habits: Habits, parameters: list[torch.Tensor], steps: list[Event]) -> 
                 built=watched.built if watched is not None else None,
             )
             return
+
+
+def _stepping_in_vain(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
+    """One of several optimizers steps without a gradient since all its parameters were frozen, and none is thawed."""
+    fed = {event.who for event in steps if event.fact.has_gradient}
+    for number, watched in habits.optimizers.items():
+        own = [event for event in steps if event.who == number][-_MIN_UPDATES:]
+        groups = watched.optimizer.param_groups if watched.optimizer is not None else []
+        held = [tensor for group in groups for tensor in group["params"]]
+        if len(own) < _MIN_UPDATES or any(event.fact.has_gradient for event in own) or not fed - {number}:
+            continue
+        if not held or any(tensor.requires_grad for tensor in held) or not is_never_thawed():
+            continue
+        place = where_frozen(stack_of(sys._getframe()), held)
+        yield FrozenOptimizer(
+            step=own[-1].step,
+            cause=Place(place.file, place.line) if place is not None else watched.built or own[-1].place,
+            optimizer=number,
+            update=own[-1].place,
+            updates=len(own),
+            held=len(held),
+            reached=0,
+            elements=0,
+            built=watched.built,
+        )
 
 
 def _called_in_training(habits: Habits) -> Iterator[nn.Module]:

@@ -143,6 +143,8 @@ def _weights_changed(backward: Event, clearing: Event, part: Interval) -> bool:
 
 def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> Iterator[LoopIncident]:
     """The gradients were gone in every single update."""
+    if not known[0].of("backward"):
+        known = known[1:]  # the step stands before backward
     if len(known) < _MIN_INTERVALS:
         return
     for part in known:

@@ -112,6 +112,17 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
     clipped_to: float | None
 
 
+class UpdatesUndone(LoopIncident, frozen=True, kw_only=True):
+    """`kept` is the share of an update that is left at the next one; `decay` is 0 where a line undoes the update."""
+
+    update: Place
+    updates: int
+    kept: float
+    is_new: bool = False
+    decay: float = 0.0
+    rate: float = 0.0
+
+
 class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
     """The largest gradient of each layer, from the first layer to the layer with the largest gradient.
 
@@ -128,13 +139,15 @@ class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
 class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
     """`backwards` calls of backward, `cleared` times their gradients were cleared, and no update.
 
-    `is_named`: the cause is a line that names `step` without calling it. `steps_other`: one that steps another.
+    `is_named`: the cause is a line that names `step` without calling it. `is_skipped`: a condition that never holds.
+    `steps_other`: a line that steps another optimizer.
     """
 
     backward: Place
     backwards: int
     cleared: int
     is_named: bool
+    is_skipped: bool
     steps_other: bool
 
 
@@ -178,6 +191,22 @@ class ClassesInOrder(LoopIncident, frozen=True, kw_only=True):
     batch: int
     length: int
     first: int
+
+
+class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
+    """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known."""
+
+    data: Place
+    name: str
+    rows: int
+    batches: int
+
+
+class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
+    """In `batches` steps the inputs and the labels were made of other items; `length` is what a pass has."""
+
+    batches: int
+    length: int
 
 
 class SameRandomnessInWorkers(LoopIncident, frozen=True, kw_only=True):
@@ -289,7 +318,12 @@ class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
 
 
 class FrozenOptimizer(UselessOptimizer, frozen=True, kw_only=True):
-    """`requires_grad` is off for all parameters that the optimizer holds."""
+    """`requires_grad` is off for all parameters that the optimizer holds.
+
+    `built` is the construction of the optimizer, where the cause is the line that freezes.
+    """
+
+    built: Place | None = None
 
 
 class FrozenLayers(LoopIncident, frozen=True, kw_only=True):

@@ -12,11 +12,14 @@ from torchmedic.detect.loop.incident import LoopIncident, OptimizerNeverSteps
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, has_line, innermost, nodes_in, own_nodes, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
 _MIN_BACKWARDS = 16  # whose gradients were cleared
+_MIN_CLEARS = 2  # of the gradients of many calls of backward, which were added up
+_MIN_PASSES = 3  # over the data, without an update
+_MIN_ACCUMULATED = 48  # calls of backward whose gradients were added up and cleared
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -34,27 +37,34 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 def _never(habits: Habits, watched: Watched, *, has_steps: bool) -> Iterator[LoopIncident]:
     events = habits.events
     backwards = [event for event in events if event.kind == "backward"]
-    cleared = sum(
-        _clears(before, after, watched.number)
-        for before, after in itertools.pairwise(events)
-        if not has_steps or before.who == watched.number
-    )
-    if cleared < _MIN_BACKWARDS or len(backwards) < _MIN_BACKWARDS:
+    clears = [
+        place
+        for place, (before, after) in enumerate(itertools.pairwise(events))
+        if _clears(before, after, watched.number) and (not has_steps or before.who == watched.number)
+    ]
+    cleared = len(clears)
+    lost = sum(event.kind == "backward" for event in events[: clears[-1]]) if clears else 0
+    passes = sum(event.kind == "fetch" and event.fact.position == 1 for event in events)
+    is_late = not has_steps and len(backwards) >= _MIN_ACCUMULATED and passes >= _MIN_PASSES
+    is_habit = cleared >= _MIN_BACKWARDS or (cleared >= _MIN_CLEARS and lost >= _MIN_ACCUMULATED and not has_steps)
+    if not (is_habit or is_late) or len(backwards) < _MIN_BACKWARDS:
         return
     writes = {state.weight_writes for event in events if (state := event.states.get(watched.number)) is not None}
     if len(writes) != 1:
         return  # the weights are updated by hand
     other = _step_in_its_place(events, watched.number)
     backward = backwards[-1].place
+    skipped = None if has_steps else _step_in_branch(backward)
     named = None if has_steps else _named_step(dict.fromkeys(event.place.file for event in events if event.place.line))
     yield OptimizerNeverSteps(
         step=habits.steps,
-        cause=named or other or (watched.built if has_steps and watched.built is not None else backward),
+        cause=named or skipped or other or (watched.built if has_steps and watched.built is not None else backward),
         optimizer=watched.number,
         backward=backward,
         backwards=len(backwards),
         cleared=cleared,
         is_named=named is not None,
+        is_skipped=named is None and skipped is not None,
         steps_other=other is not None,
     )
 
@@ -108,6 +118,17 @@ def _clears(before: Event, after: Event, number: int) -> bool:
         return False
     state, then = before.states.get(number), after.states.get(number)
     return state is not None and then is not None and state[:2] != then[:2] and max(state.gradient) > 0
+
+
+def _step_in_branch(backward: Place) -> Place | None:
+    """The only call of `step` behind a condition in the function that calls backward: the branch is never taken."""
+    tree = syntax_tree(backward.file)
+    around = innermost(tree, backward.line, FUNCTIONS) or tree
+    branches = [node for node in own_nodes(around) if isinstance(node, ast.If)] if around is not None else []
+    calls = {call for branch in branches for call in calls_in(branch, "step") if call.lineno > backward.line}
+    calls = {call for call in calls if not call.args or "scaler" in ast.unparse(call.func)}
+    lines = {branch.lineno for branch in branches for call in calls if has_line(branch, call.lineno)}
+    return Place(backward.file, max(lines)) if lines and len(calls) == 1 else None
 
 
 def _named_step(files: dict[str, None]) -> Place | None:

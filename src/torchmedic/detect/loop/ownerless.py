@@ -5,7 +5,8 @@ distillation. So all of this must hold: the layer still has the values of its co
 initialised or updated it), and either gradients of trained layers of the same model pass through it on their way from
 the loss, as through a head, or the loop treats it as trained (`decoder.train()`), or two optimizers have the very same
 parameters, so that one of them was meant for this layer. A head beside modules that the optimizer was given one by one
-counts as a part of the same model. A selection of single parameters by a condition and an optimizer that is built later
+counts as a part of the same model. So does a network with a term of the loss that reaches no parameter of an optimizer,
+as a critic beside an actor. A selection of single parameters by a condition and an optimizer that is built later
 keep this module silent.
 """
 
@@ -78,6 +79,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     sign, signed = "", None
     if all(event.fact.has_gradient for event in steps[-4:]):
         found = _between(held, candidates, owned) or _beside(held, candidates, owned)
+        found = found or _alone(held, candidates, owned)
         if not found:
             found, sign, signed = _treated_as_trained(held, candidates, owned)
     twin = None
@@ -223,6 +225,16 @@ def _beside(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]
         if is_head and is_small and all(candidates[id(layer.weight)].is_between for layer in layers.values()):
             found |= {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
     return found
+
+
+def _alone(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
+    """Layers with a term of the loss that can teach nobody else, as a critic beside an actor."""
+    for module, name, _ in held:
+        layers = _layers(module, candidates)
+        is_whole = bool(layers) and all(candidates[id(layer.weight)].is_alone for layer in layers.values())
+        if name and module.training and is_whole and not _has_owned(module, owned):
+            return {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+    return {}
 
 
 def _is_owned(module: nn.Module, owned: set[int]) -> bool:

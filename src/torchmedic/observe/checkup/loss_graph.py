@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import normalisations
+from torchmedic.observe.checkup import mixed_dimensions, normalisations
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
     activation_of,
@@ -46,6 +46,7 @@ PASSING = frozenset(
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
 _PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+_RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
 _OUTDATED = "torch.cuda.amp"
 _SCORED = ("cross_entropy", "binary_cross_entropy_with_logits")
@@ -68,7 +69,8 @@ class Node:
         birth = raw.metadata.pop("traceback_", None)  # so that the user finds the node as torch made it
         self.birth: Birth | None = birth if isinstance(birth, Birth) else None
         inputs: Any = getattr(raw, "_input_metadata", ())
-        self.shape: tuple[int, ...] | None = tuple(inputs[0].shape) if len(inputs) == 1 else None
+        has_shape = len(inputs) == 1 or (inputs and self.kind in _RECURRENT)
+        self.shape: tuple[int, ...] | None = tuple(inputs[0].shape) if has_shape else None
         self.dtype: torch.dtype | None = inputs[0].dtype if len(inputs) == 1 else None
         variable = getattr(raw, "variable", None)
         self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
@@ -156,6 +158,8 @@ class LossGraph:
         if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
             return True
         if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
+            return True
+        if any(mixed_dimensions.mixing_views(self)) or any(mixed_dimensions.layers_with_wrong_layout(self)):
             return True
         if normalisations.are_remarkable(self) or self.lost_terms is not None or zero_product(self) is not None:
             return True

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _OF_CLASSES = ("nll_loss", "cross_entropy", "ctc_loss", "kl_div")
 _UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
-_VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
+VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
 # Some rows of a tensor, in any order.
 _ROWS = frozenset("IndexBackward IndexSelectBackward SliceBackward".split())
 _KEEPING_ROWS = frozenset(
@@ -71,7 +71,7 @@ def _before_reordering(graph: LossGraph, node: Node | None, axis: int) -> tuple[
         behind = graph.nodes[node.behind[0]]
         if node.dims:
             axis = node.dims[axis]
-        elif node.kind in _VIEWS | _ROWS:
+        elif node.kind in VIEWS | _ROWS:
             before, after = behind.shape or (0,), node.shape or (0,)
             if axis != len(after) - 1 or before[-1] != after[-1]:
                 return None, axis

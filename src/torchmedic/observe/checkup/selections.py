@@ -12,6 +12,10 @@ SELECTING = frozenset({*_MASKS, "MaskedFillBackward", "IndexBackward"})
 _MAX_ELEMENTS = 1 << 22
 
 
+# Losses that have saved the weights they were given.
+WEIGHTED = frozenset("BinaryCrossEntropyBackward BinaryCrossEntropyWithLogitsBackward".split())
+
+
 def leaves_nothing(kind: str, raw: Any) -> Any:
     """Whether no element is selected; None for what is no selection. A tensor until it is read."""
     if kind == "IndexBackward":
@@ -28,6 +32,9 @@ def leaves_nothing(kind: str, raw: Any) -> Any:
     if kind == "MulBackward":
         factor = _readable(constant_factor(raw))
         return None if factor is None or factor.numel() < 2 else ~factor.any()
+    if kind in WEIGHTED:
+        weight = _readable(raw._saved_weight)
+        return None if weight is None else ~weight.any()
     return None
 
 

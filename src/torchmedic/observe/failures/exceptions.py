@@ -151,7 +151,11 @@ def _chain_sys_excepthook(handler: Handler) -> None:
             without_our_frames(error)
             shown = traceback_of(error) if tb is not None else None
             try:
-                previous(kind, error, shown)
+                if previous is sys.__excepthook__ and _is_of_console(shown):
+                    # The console would have shown it so itself, were there no hook of ours.
+                    sys.stderr.write("".join(traceback.format_exception(kind, error, shown.tb_next)))  # type: ignore[union-attr]
+                else:
+                    previous(kind, error, shown)
             except Exception as failure:  # in a hook of the user's
                 _show_failed_hook(failure, error, shown)
             finally:  # where there is no memory, that may fail too
@@ -160,6 +164,11 @@ def _chain_sys_excepthook(handler: Handler) -> None:
                     handle(error, handler)
 
     sys.excepthook = excepthook
+
+
+def _is_of_console(tb: TracebackType | None) -> bool:
+    """Whether an exception was raised by what somebody typed into `code.interact()`."""
+    return tb is not None and tb.tb_frame.f_globals.get("__name__") == "code"
 
 
 def _show_failed_hook(failure: BaseException, error: BaseException, tb: TracebackType | None) -> None:

@@ -121,7 +121,7 @@ class DataHooks:
         direct = _asked_by_user(frame)
         batches.arrived(batch, direct=direct)
         if step.habits.awake:
-            step.habits.fetched(iterator, batches.origin[0], frame, direct=direct)
+            step.habits.fetched(iterator, batches.origin[0], batch, frame, direct=direct)
         step.clock.leave()
         step.opens(user_frame(frame))
         self._forward.expect()

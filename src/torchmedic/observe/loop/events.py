@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.observe.loop.batch_looks import NO_LOOK, BatchLook
+from torchmedic.observe.loop.overwrites import Overwrites
 from torchmedic.observe.loop.witness import State, Witness, witness_of
 from torchmedic.source.spots import Place
 
@@ -46,6 +48,7 @@ class Watched:
         self.witness: Witness | None = None
         self.searched = 0
         self.thrown_away = ThrownAway()
+        self.overwrites = Overwrites()
         self.used: State | None = None  # the state of the witness when it was last updated
 
     @property
@@ -82,6 +85,7 @@ class Fetched(NamedTuple):
     in_order: int | None
     workers: int  # that nobody sets up
     direct: bool  # the user's own code asked for it
+    look: BatchLook = NO_LOOK
 
 
 class BackwardFact(NamedTuple):

@@ -22,6 +22,7 @@ from torch.utils.data import SequentialSampler
 
 from torchmedic.contained import contained
 from torchmedic.observe.device.device_waits import Waited
+from torchmedic.observe.loop.batch_looks import look_at
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.loop.events import (
     BackwardFact,
@@ -180,6 +181,9 @@ class Habits(Numbering):
             if watched.witness is not None
         }
         self.events.append(Event(kind, who, site, place, states, self.steps, fact))
+        for watched in self.optimizers.values():
+            if not watched.overwrites.is_over:
+                watched.overwrites.event(place)
         if len(self.events) >= _MAX_EVENTS:
             self.listening = False
             self._sleep()
@@ -250,7 +254,7 @@ class Habits(Numbering):
             self.growth.step_ended(sys._getframe(1))
             if self._backwards == _STEPS_AFTER_CHANGE:
                 self.judge()
-        elif self._backwards == _BACKWARDS_WITHOUT_STEP and not self.steps:
+        elif self._backwards % _BACKWARDS_WITHOUT_STEP == 0 and not self.steps:
             self.judge()
 
     @contained("observe.habits")
@@ -260,6 +264,8 @@ class Habits(Numbering):
         groups = optimizer.param_groups
         has_gradient = any(tensor.grad is not None for group in groups for tensor in group["params"])
         self._stepping = True
+        if not watched.overwrites.is_over:
+            watched.overwrites.step_begins(optimizer)
         self._add("step", watched.number, frame, StepFact(has_gradient, rates(optimizer)))
 
     @contained("observe.habits")
@@ -267,6 +273,8 @@ class Habits(Numbering):
         self._stepping = False
         watched = self._watched(optimizer)
         self._add("step done" if stepped else "step skipped", watched.number, None)
+        if not watched.overwrites.is_over:
+            watched.overwrites.step_ended()
         watched.used = self.events[-1].states.get(watched.number) if self.events else None
         self.steps += 1
         if not self.growth.over:
@@ -343,7 +351,7 @@ class Habits(Numbering):
             self._add("eval", self.number(module), frame)
 
     @contained("observe.habits")
-    def fetched(self, iterator: Any, indices: Any, frame: FrameType, *, direct: bool) -> None:
+    def fetched(self, iterator: Any, indices: Any, batch: Any, frame: FrameType, *, direct: bool) -> None:
         dataset = getattr(iterator, "_dataset", None)
         position = getattr(iterator, "_num_yielded", 0)
         known = hash(tuple(indices)) if isinstance(indices, list | tuple) and are_numbers(indices) else None
@@ -355,4 +363,5 @@ class Habits(Numbering):
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
         whose = self.number(dataset) if dataset is not None else 0
-        self._add("fetch", whose, frame, Fetched(position, known, whose, length, in_order, workers, direct))
+        fact = Fetched(position, known, whose, length, in_order, workers, direct, look_at(batch))
+        self._add("fetch", whose, frame, fact)

@@ -17,6 +17,7 @@ from torchmedic.source.objects.graph import following, walk
 _MAX_NODES = 20000  # of one graph
 _MAX_SAMPLE = 1024  # values of a weight
 _MAX_LAYERS = 64  # without an optimizer, whose place in the graph is looked for
+_MAX_TERMS = 32  # of a loss
 _LAYERS = ("AddmmBackward", "MmBackward", "ConvolutionBackward")
 
 
@@ -31,10 +32,11 @@ class Reached(NamedTuple):
 class Ownerless:
     """The weight of a layer that was in no optimizer when a loss reached it, and what it was like."""
 
-    def __init__(self, tensor: torch.Tensor, step: int, *, is_between: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, step: int, *, is_between: bool, is_alone: bool = False) -> None:
         self.reference = weakref.ref(tensor)
         self.step = step
         self.is_between = is_between  # the gradient of a layer that an optimizer has passes through this layer
+        self.is_alone = is_alone  # it is reached by a term of the loss that reaches nothing that an optimizer has
         self._writes = tensor._version
         self._sample = _sample(tensor)
 
@@ -111,10 +113,11 @@ class Reach:
             for leaf in _meeting(starts, bare, trained):
                 self.bare[id(leaf)] = Ownerless(leaf, step, is_between=True)
         nearest = _nearest(starts, trained)
+        alone = {node for term in _terms(starts) if (behind := _without_owner(term, owned)) for node in behind}
         for node, weight in without:
             if id(weight) not in self.ownerless and type(weight) is torch.nn.Parameter and not weight.is_meta:
                 is_between = node in nearest and any(behind in trained for behind in walk([node], most=_MAX_NODES))
-                self.ownerless[id(weight)] = Ownerless(weight, step, is_between=is_between)
+                self.ownerless[id(weight)] = Ownerless(weight, step, is_between=is_between, is_alone=node in alone)
 
     def living(self) -> list[tuple[torch.Tensor, Reached]]:
         """Parameters that were reached and still live."""
@@ -160,7 +163,32 @@ def _meeting(starts: list[Any], wanted: set[int], trained: set[Any]) -> list[tor
 
 
 def _adds_losses(node: Any) -> bool:
-    return bool(node.name().startswith("AddBackward") and all(not each.shape for each in node._input_metadata))
+    return bool(node.name().startswith(("AddBackward", "SubBackward")) and _is_number(node))
+
+
+def _is_number(node: Any) -> bool:
+    return all(not each.shape for each in node._input_metadata)
+
+
+def _terms(starts: list[Any]) -> list[Any]:
+    """The terms that a loss adds up, past constant factors."""
+    found: list[Any] = []
+    pending = [start for start in starts if start is not None]
+    while pending and len(found) < _MAX_TERMS:
+        node = pending.pop()
+        is_scaled = node.name().startswith(("MulBackward", "DivBackward")) and len(following(node)) == 1
+        if _adds_losses(node) or (is_scaled and _is_number(node)):
+            pending += following(node)
+        else:
+            found.append(node)
+    return found if not pending else []
+
+
+def _without_owner(term: Any, owned: set[int]) -> set[Any]:
+    """The nodes of a term, if it reaches parameters and none that an optimizer has."""
+    seen = set(walk([term], most=_MAX_NODES))
+    leaves = [leaf for node in seen if (leaf := getattr(node, "variable", None)) is not None]
+    return seen if len(seen) < _MAX_NODES and leaves and not any(id(leaf) in owned for leaf in leaves) else set()
 
 
 def _nearest(starts: list[Any], trained: set[Any]) -> set[Any]:

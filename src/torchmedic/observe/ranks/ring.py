@@ -22,6 +22,7 @@ import msgspec
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, RankLog
+from torchmedic.runfolder import reading
 
 MAGIC = b"TMRANKS3"
 SLOTS = 2048
@@ -140,7 +141,7 @@ def read_last(path: Path) -> tuple[int, Collective | None]:
 
 def _data(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        data = reading.read(path, _SIZE, cut=True)
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from None
     if len(data) < _SIZE or not data.startswith(MAGIC):
@@ -160,7 +161,7 @@ def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
     _, when, ordinal, site, length, text, thread, _ = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
     try:
         op, group, shapes, dtypes, peer, tag = msgspec.json.decode(text[:length], type=_Text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     frames, library = sites[site] if site < len(sites) else ((), ())
     return Collective(
@@ -192,7 +193,7 @@ def _read_table(data: bytes) -> Sites:
         text = data[at + _LENGTH.size : at + _LENGTH.size + length]
         try:
             users, library = msgspec.json.decode(text, type=tuple[Lines, Lines])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             users, library = (), ()
         sites.append((_frames(users), _frames(library)))
         at += _LENGTH.size + length

@@ -11,7 +11,6 @@ import collections
 import contextlib
 import gc
 import io
-import operator
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ import torch
 from torchmedic.replay.isolation.undo import (
     Contents,
     PutBack,
+    array,
     cell,
     class_attributes,
     is_bound,
@@ -112,10 +112,8 @@ class Walk:
 
     @property
     def changed(self) -> frozenset[int]:
-        """The containers and attributes that hold something else than before, as numbers."""
-        return frozenset(
-            number for number, each in enumerate(self.records) if isinstance(each, Contents) and each.has_changed
-        )
+        """What holds something else than before, as numbers."""
+        return frozenset(number for number, each in enumerate(self.records) if getattr(each, "has_changed", False))
 
     def follow(self, roots: Iterable[Any], seconds: float = _MAX_SECONDS, most: int = _MAX_OBJECTS) -> bool:
         """Visit what is in reach within so many seconds and objects; returns whether that was everything."""
@@ -178,14 +176,12 @@ class Walk:
         if kind.__module__ == "functools":
             self._push(gc.get_referents(value))
 
-    def _array(self, array: Any) -> None:
-        size = getattr(array, "nbytes", None)
-        if type(size) is int and hasattr(array, "flags") and size <= _MAX_ARRAY_BYTES:
+    def _array(self, value: Any) -> None:
+        size = getattr(value, "nbytes", None)
+        if type(size) is int and hasattr(value, "flags") and size <= _MAX_ARRAY_BYTES:
             self._array_bytes += size
-            if array.flags.writeable and self._array_bytes <= _MAX_ALL_ARRAY_BYTES:
-                before = array.copy()
-                same = operator.methodcaller("tobytes")
-                self.records.append(lambda: None if same(array) == same(before) else array.__setitem__(..., before))
+            if value.flags.writeable and self._array_bytes <= _MAX_ALL_ARRAY_BYTES:
+                self.records.append(array(value))
 
 
 def _stack_variables(frame: FrameType | None) -> Iterator[Any]:

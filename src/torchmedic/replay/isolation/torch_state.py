@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import random
-import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 
 from torchmedic.observe.context import Notes
+from torchmedic.replay.isolation.undo import random_numbers
 
 
 @contextlib.contextmanager
@@ -117,19 +116,16 @@ def put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
 @contextlib.contextmanager
 def same_random_numbers(*, on_device: bool = True) -> Iterator[None]:
     """Put back the random numbers of Python, NumPy and torch; without `on_device`, no device is asked for its own."""
-    numpy = sys.modules.get("numpy")
-    host, python = torch.get_rng_state(), random.getstate()
+    host, others = torch.get_rng_state(), list(random_numbers())
     devices = torch.cuda.get_rng_state_all() if on_device and torch.cuda.is_initialized() else []
-    drawn = numpy.random.get_state() if numpy is not None else None
     try:
         yield
     finally:
         torch.set_rng_state(host)
         if devices:
             torch.cuda.set_rng_state_all(devices)
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(drawn)
+        for put_back_numbers in others:
+            put_back_numbers()
 
 
 def rewind_rng(notes: Notes) -> None:

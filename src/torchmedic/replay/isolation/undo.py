@@ -7,10 +7,11 @@ import gc
 import io
 import operator
 import os
+import pickle
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,31 @@ import torch
 from torchmedic.source.objects.containers import items
 
 PutBack = Callable[[], None]
+
+
+class Noted:
+    """What can be read and written again."""
+
+    def __init__(
+        self,
+        read: Callable[[], Any],
+        write: Callable[[Any], object],
+        is_same: Callable[[Any, Any], bool] = operator.is_,
+    ) -> None:
+        self._read, self._write, self._is_same = read, write, is_same
+        self._before = read()
+
+    @property
+    def has_changed(self) -> bool:
+        try:
+            return not self._is_same(self._read(), self._before)
+        except Exception:  # a variable that was deleted cannot be read
+            return True
+
+    def __call__(self) -> None:
+        """Put back what was read."""
+        if self.has_changed:
+            self._write(self._before)
 
 
 class Contents:
@@ -64,19 +90,12 @@ def is_bound(variable: types.CellType) -> bool:
     return True
 
 
-def cell(variable: types.CellType) -> PutBack:
-    before = variable.cell_contents
-
-    def put_back() -> None:
-        variable.cell_contents = before
-
-    return put_back
+def cell(variable: types.CellType) -> Noted:
+    return Noted(lambda: variable.cell_contents, lambda value: setattr(variable, "cell_contents", value))
 
 
-def class_attributes(owner: type) -> PutBack:
-    before = dict(vars(owner))
-
-    def put_back() -> None:
+def class_attributes(owner: type) -> Noted:
+    def write(before: dict[str, Any]) -> None:
         now = dict(vars(owner))
         for name in now.keys() - before.keys():
             type.__delattr__(owner, name)
@@ -84,50 +103,83 @@ def class_attributes(owner: type) -> PutBack:
             if now.get(name, owner) is not value:
                 type.__setattr__(owner, name, value)
 
-    return put_back
+    return Noted(lambda: dict(vars(owner)), write, _have_same_items)
 
 
-def slot(value: Any, member: Any) -> PutBack:
+def _have_same_items(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(map(operator.is_, one.values(), map(other.get, one)))
+
+
+def slot(value: Any, member: Any) -> Noted:
+    def write(before: Any) -> None:
+        member.__delete__(value) if before is _EMPTY else member.__set__(value, before)
+
+    return Noted(lambda: _in_slot(value, member), write)
+
+
+_EMPTY = object()
+
+
+def _in_slot(value: Any, member: Any) -> Any:
     try:
-        before = member.__get__(value)
+        return member.__get__(value)
     except AttributeError:
-        return lambda: member.__delete__(value)
-    return lambda: member.__set__(value, before)
+        return _EMPTY
 
 
-def steady(iterator: Any) -> PutBack:
+def steady(iterator: Any) -> Noted:
     """An iterator that tells its position. An iterator at its end has forgotten what it went over."""
-    state = iterator.__reduce__()
-    return (lambda: iterator.__setstate__(state[2])) if len(state) > 2 else (lambda: None)
+
+    def position() -> Any:
+        state = iterator.__reduce__()
+        return state[2] if len(state) > 2 else None
+
+    return Noted(position, lambda before: before is None or iterator.__setstate__(before), operator.eq)
 
 
-def told_by_itself(value: Any, kind: type) -> PutBack | None:
+def told_by_itself(value: Any, kind: type) -> Noted | None:
     """Objects that tell their state themselves: random generators, files in memory."""
     if issubclass(kind, random.Random):
-        drawn = value.getstate()
-        return lambda: value.setstate(drawn)
+        return Noted(value.getstate, value.setstate, operator.eq)
     if issubclass(kind, torch.Generator):
-        state = value.get_state()
-        return lambda: value.set_state(state)
+        return Noted(value.get_state, value.set_state, torch.equal)
     if kind.__module__.startswith("numpy.random"):
         if hasattr(value, "bit_generator"):
-            generator, inner = value.bit_generator, value.bit_generator.state
-            return lambda: setattr(generator, "state", inner)
+            generator = value.bit_generator
+            return Noted(lambda: generator.state, lambda state: setattr(generator, "state", state), _is_same_text)
         if hasattr(value, "set_state"):
-            legacy = value.get_state()
-            return lambda: value.set_state(legacy)
+            return Noted(value.get_state, value.set_state, _is_same_text)
     if issubclass(kind, io.StringIO | io.BytesIO) and not value.closed:
-        text, position = value.getvalue(), value.tell()
 
-        def put_back() -> None:
-            if value.tell() != position or value.getvalue() != text:
-                value.seek(0)
-                value.truncate()
-                value.write(text)
-                value.seek(position)
+        def write(before: tuple[Any, int]) -> None:
+            value.seek(0)
+            value.truncate()
+            value.write(before[0])
+            value.seek(before[1])
 
-        return put_back
+        return Noted(lambda: (value.getvalue(), value.tell()), write, operator.eq)
     return None
+
+
+def _is_same_text(one: Any, other: Any) -> bool:
+    """Compare states with arrays in them."""
+    return pickle.dumps(one) == pickle.dumps(other)
+
+
+def array(value: Any) -> Noted:
+    return Noted(value.copy, lambda before: value.__setitem__(..., before), _has_same_bytes)
+
+
+def _has_same_bytes(one: Any, other: Any) -> bool:
+    return bool(one.tobytes() == other.tobytes())
+
+
+def random_numbers() -> Iterator[Noted]:
+    """The generators of Python and NumPy that everybody shares."""
+    yield Noted(random.getstate, random.setstate, operator.eq)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        yield Noted(numpy.random.get_state, numpy.random.set_state, _is_same_text)
 
 
 def settings() -> list[PutBack]:

@@ -22,6 +22,7 @@ from torchmedic.runfolder.stall import read_stalls
 
 _MAX_PROCESSES = 64
 _MAX_EVENT_BYTES = 4 << 20  # bytes of one process; the last ones are read
+_MAX_ALL_EVENT_BYTES = 32 << 20
 
 
 class MemoryLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +138,7 @@ def read(run: Path) -> RunData:
         name=folder.resolve().name,
         report=report,
         confidential=hidden,
-        processes=tuple(_process(each) for each in layout.process_folders(folder)[:_MAX_PROCESSES]),
+        processes=_processes(folder),
         gpu=read_gpu_health(folder),
         stalls=() if hidden else tuple(read_stalls(folder)),
         calls=calls,
@@ -145,7 +146,13 @@ def read(run: Path) -> RunData:
     )
 
 
-def _process(folder: Path) -> Process:
+def _processes(run: Path) -> tuple[Process, ...]:
+    folders = layout.process_folders(run)[:_MAX_PROCESSES]
+    most = min(_MAX_EVENT_BYTES, _MAX_ALL_EVENT_BYTES // max(1, len(folders)))
+    return tuple(_process(folder, most) for folder in folders)
+
+
+def _process(folder: Path, most: int) -> Process:
     box = None
     with contextlib.suppress(UnreadableRun):
         box = black_box.read(folder / files.BLACK_BOX)
@@ -159,7 +166,7 @@ def _process(folder: Path) -> Process:
     }
     found: dict[str, list[Any]] = {kind: [] for kind in (*types, "")}
     start: dict[str, Any] = {}
-    for line in _lines(folder / events.EVENTS):
+    for line in _lines(folder / events.EVENTS, most):
         with contextlib.suppress(msgspec.DecodeError):
             fields = reading.decode(line, dict[str, Any])
             kind = str(fields.get("kind"))
@@ -187,8 +194,8 @@ def _process(folder: Path) -> Process:
     )
 
 
-def _lines(path: Path) -> list[bytes]:
+def _lines(path: Path, most: int) -> list[bytes]:
     try:
-        return reading.read(path, cut=True)[-_MAX_EVENT_BYTES:].splitlines()
+        return events.lines(reading.read(path, most, last=True))
     except OSError:
         return []

@@ -11,7 +11,7 @@ import torch
 from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.safe_eval import UNKNOWN, read
-from torchmedic.source.syntax import FUNCTIONS, callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_variables import loaded_files, user_trees
 
 
@@ -121,14 +121,25 @@ def _is_condition(node: ast.expr | None) -> bool:
 
 def is_never_thawed() -> bool:
     """Whether no line of the user's files may set `requires_grad` of something that is frozen."""
-    for _, tree in user_trees():
+    trees = [tree for _, tree in user_trees()]
+    switches = _switches([file for file, _ in user_trees()])
+    freezing = {call for tree in trees for call, _ in _told_to_freeze(tree, switches)}
+    calls = {call for tree in trees for call in calls_in(tree, *switches)} if switches else set()
+    told = switches.keys() - {callee(call) for call in calls - freezing}  # only ever told to freeze
+    for tree in trees:
         for node in nodes_in(tree):
             owner, given = _switched(node)
-            if owner is not None and not (_is_constant(given, False) or _is_condition(given)):
+            is_told = isinstance(given, ast.Name) and _name_of_function(tree, node) in told
+            if owner is not None and not (_is_constant(given, False) or _is_condition(given) or is_told):
                 return False
             if isinstance(node, ast.Constant) and node.value == "requires_grad":
                 return False  # for `setattr`
     return True
+
+
+def _name_of_function(tree: ast.Module, node: ast.AST) -> str:
+    around = innermost(tree, getattr(node, "lineno", 0), FUNCTIONS)
+    return around.name if isinstance(around, FUNCTIONS) else ""
 
 
 def _is_method(node: ast.expr) -> bool:

@@ -20,6 +20,12 @@ def unread_results(function: ast.AST) -> Iterator[tuple[ast.Assign, str]]:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
                 if not name.startswith("_") and not _is_read(function, name):
                     yield statement, name
+            case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Call()):
+                names = [part.id for part in parts if isinstance(part, ast.Name)]
+                used = [name for name in names if not name.startswith("_")]
+                is_lost = used and len(names) == len(parts) and not any(_is_read(function, name) for name in names)
+                if is_lost:
+                    yield statement, used[-1]
 
 
 def unread_result(file: str, line: int) -> tuple[ast.Assign, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,14 @@ def _flag_letters(word: str) -> tuple[str, bool]:
         if letter in "mc":
             return word[:position], True
     return word, False
+
+
+def blinding_flag(command: Sequence[str]) -> str | None:
+    """The flag of a Python command with which Python does not load the agent: `-I`, `-E` or `-S`."""
+    if not os.path.basename(command[0]).startswith("python"):
+        return None
+    words = [re.split("[WX]", word)[0] for word in interpreter_flags(command) if re.match("-[^-]", word)]
+    return next((f"-{letter}" for letter in "".join(words) if letter in "IES"), None)
 
 
 def start(

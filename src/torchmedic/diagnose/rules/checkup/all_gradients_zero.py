@@ -23,6 +23,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.checkup._empty_mask import mask_of
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+from torchmedic.observe.checkup.selections import WEIGHTED
 from torchmedic.observe.checkup.zero_weights import ZeroProduct, zero_product
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location
@@ -119,9 +120,8 @@ def shut_gates(graph: LossGraph) -> list[Node]:
     gates = {node.number: node for node in shut if node.closed}
     behind = {number for node in first if not node.closed for number in node.behind}
     found = [node for node in first if node.closed] + [gates[number] for number in sorted(behind & gates.keys())]
-    if all(root.value for root in graph.roots) or all(mask_of(graph, gate) is not None for gate in found):
-        return found
-    return []
+    is_explained = all(gate.kind in WEIGHTED or mask_of(graph, gate) is not None for gate in found)
+    return found if is_explained or all(root.value for root in graph.roots) else []
 
 
 def _products(graph: LossGraph, shut: list[Node]) -> list[Node]:
@@ -131,10 +131,13 @@ def _products(graph: LossGraph, shut: list[Node]) -> list[Node]:
 
 
 def _of_mask(evidence: CheckUp, graph: LossGraph, gate: Node) -> Draft:
-    mask = mask_of(graph, gate)
+    mask = mask_of(graph, gate) if gate.kind not in WEIGHTED else None
     draft = check.draft(evidence, "proven")
     draft.message = "every gradient is exactly 0: the loss is multiplied by 0 everywhere"
     draft.cause = "the factor is 0 for every value, and there is no other way from the loss to the weights"
+    if gate.kind in WEIGHTED:
+        draft.message = "every gradient is exactly 0: all weights of the loss are 0"
+        draft.cause = "the loss was given a `weight` that is 0 for every value"
     if mask is not None:
         draft.message = "every gradient is exactly 0: the mask of the loss selects nothing"
         draft.cause = "the mask leaves out every value, and there is no other way from the loss to the weights"
@@ -142,6 +145,8 @@ def _of_mask(evidence: CheckUp, graph: LossGraph, gate: Node) -> Draft:
     draft.at(evidence.of_node("surfaced" if mask is not None else "cause", gate, "nothing is left"))
     draft.at(evidence.backward_call(graph, "surfaced", "every gradient is 0"))
     draft.because(f"all gradients were 0 in {len(evidence.of_line(graph))} steps that were looked at")
+    if gate.kind in WEIGHTED:
+        return draft.help("give the loss weights above 0", safety="changes-training").about(step=graph.step)
     return draft.help("let the mask select the values that the loss is about").about(step=graph.step)
 
 

@@ -18,11 +18,12 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
-from torchmedic.records import Location
+from torchmedic.records import Grade, Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.lookup.unread_results import INDIRECT_READS, unread_result
+from torchmedic.source.syntax import FUNCTIONS, nodes_in
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
@@ -45,7 +46,30 @@ def check(evidence: CheckUp) -> Draft | None:
             found = unread or _never_named(evidence, model, name)
             if found is not None:
                 return _diagnosis(evidence, tensor, *found)
+    discarded = _discarded_sum() if missing else None
+    if discarded is not None and id(missing[0]) not in cut_off and evidence.name_of(missing[0]):
+        return _diagnosis(
+            evidence, missing[0], discarded, "a sum with its result is computed and thrown away", "likely"
+        )
     return None
+
+
+def _discarded_sum() -> Location | None:
+    """The only statement of a function or loop that computes a sum or product and does nothing with it."""
+    found = {
+        (file, node.lineno): node
+        for file, tree in user_trees()
+        for block in nodes_in(tree)
+        if isinstance(block, FUNCTIONS | ast.For | ast.While)
+        for node in ast.walk(block)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.BinOp)
+    }
+    place = next(iter(found), None)
+    return (
+        node_location("cause", place[0], found[place], "the result is thrown away")
+        if len(found) == 1 and place
+        else None
+    )
 
 
 def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location, str] | None:
@@ -101,14 +125,17 @@ def _is_named(attribute: str, beside: str) -> bool:
     return False
 
 
-def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: str) -> Draft:
+def _diagnosis(evidence: CheckUp, tensor: torch.Tensor, place: Location, why: str, grade: Grade = "proven") -> Draft:
     steps = evidence.unreached.steps if evidence.unreached is not None else 0
     name = evidence.name_of(tensor)
     layer = f"`{name.rpartition('.')[0] or name}`"
     draft = check.draft(
-        evidence, "proven", f"the layer {layer} is in the optimizer, and the loss does not depend on it", why
+        evidence, grade, f"the layer {layer} is in the optimizer, and the loss does not depend on it", why
     )
     draft.at(place)
     draft.because(f"no gradient in {steps} steps: `{name}`")
-    draft.help("use its result, or remove the layer")
+    is_sum = grade == "likely"
+    draft.help(
+        "assign the sum to the loss that backward is called on" if is_sum else "use its result, or remove the layer"
+    )
     return draft.about(step=steps).rated("warning")

@@ -5,7 +5,8 @@ other parameters are trained, and layers are frozen that can never do anything t
 values, or the zero matrix of an adapter such as LoRA.
 
 Why: the parameters were frozen after, or before, they were given to the optimizer, and the trainable parameters were
-not given to any optimizer. Or a choice by name (`"lora" in name`) names too few or too many.
+not given to any optimizer. Or a network of several, as the discriminator of a GAN, was frozen for the step of another
+one, and not thawed for its own step. Or a choice by name (`"lora" in name`) names too few or too many.
 
 Cure: freeze the parameters that should not change, and give the optimizer the others.
 """
@@ -54,8 +55,15 @@ def _optimizer(evidence: LoopEvidence, incident: FrozenOptimizer) -> Draft:
     draft = check.draft(evidence, "proven")
     draft.message = f"the weights do not change: all {count(incident.held, 'parameter')} of the optimizer are frozen"
     draft.cause = "requires_grad is off for every parameter that an optimizer holds, so that no update has a gradient"
-    draft.at(evidence.at("cause", incident.cause, "requires_grad is False for all of them"))
+    label = "requires_grad is False for all of them" if incident.built is None else "parameters are frozen here"
+    draft.at(evidence.at("cause", incident.cause, label), evidence.at("origin", incident.built, "this optimizer"))
     draft.at(evidence.at("surfaced", incident.update, "finds no gradient", "step"))
+    if incident.built is not None:
+        draft.because(
+            f"the last {count(incident.updates, 'update')} of this optimizer had no gradient to apply",
+            "no line of the script sets requires_grad to True",
+        )
+        return draft.help("set requires_grad to True before these parameters are to learn", safety="changes-training")
     draft.because(
         f"{count(incident.updates, 'update')} had no gradient to apply",
         f"the loss reaches {count(incident.reached, 'parameter')} that no optimizer has "

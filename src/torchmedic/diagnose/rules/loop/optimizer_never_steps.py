@@ -25,6 +25,8 @@ def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None
     draft.cause, label = "`step()` of the optimizer is not called", "no `step()` follows"
     if incident.is_named:
         draft.cause, label = "this line names `step` and does not call it", "the parentheses are missing"
+    elif incident.is_skipped:
+        draft.cause, label = "`step()` stands behind a condition, and no update came of it", "no update follows"
     elif incident.steps_other:
         draft.cause, label = "another optimizer steps where the turn of this one is", "steps the other optimizer"
     watched = evidence.habits.optimizers.get(incident.optimizer)
@@ -36,5 +38,11 @@ def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None
         f"{count(incident.backwards, 'backward')}, {incident.cleared} times the gradients were cleared, no update",
         "the sampled weights were not written to by anybody else",
     )
+    if incident.is_skipped:
+        draft.help(
+            "let the condition hold whenever an accumulation is complete, and at least once per epoch",
+            safety="changes-training",
+        )
+        return draft.rated("error")
     draft.help("call `step()` of the optimizer after `backward()`", safety="changes-training")
     return draft.rated("error")

@@ -4,7 +4,8 @@ What: the arguments of `module(...)` are passed to `module.forward(...)`. An arg
 or an argument has a name that `forward` does not have.
 
 Why: a loss called without its target, `nn.Sequential`, which passes one value from module to module, a `forward`
-without `self`, or a signature that was changed in one place only.
+without `self`, or a signature that was changed in one place only. A Trainer that wants the loss of the model leaves out
+all fields of the data that are no arguments of `forward`, so labels under another name never arrive.
 
 Cure: call the module with the arguments of its signature, or change the signature.
 """
@@ -13,15 +14,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import fed_by, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import raising_call
+from torchmedic.source.user_code import is_user_file
 
 _CALLING = ("_call_impl", "inner", "_wrapped_call_impl")
 
@@ -29,6 +33,8 @@ _CALLING = ("_call_impl", "inner", "_wrapped_call_impl")
 @rule("TM173", "wrong-forward-arguments")
 def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.frames[-1] if evidence.frames else None
+    if frame is not None and "ValueError" in evidence.kinds and evidence.says("did not return a loss"):
+        return _without_labels(evidence)
     if frame is None or "TypeError" not in evidence.kinds:
         return None
     call = raising_call(frame)
@@ -47,6 +53,31 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     why = _unbindable(module, args, kwargs)
     return _diagnosis(evidence, module, why, args, kwargs) if why else None
+
+
+def _without_labels(evidence: RaisedEvidence) -> Draft | None:
+    """A Trainer wants the loss of the model, and the model was not given the labels that it computes one from."""
+    for frame in reversed(evidence.library_frames):
+        model, inputs = frame.variables.get("model"), frame.variables.get("inputs")
+        if not isinstance(model, nn.Module) or not isinstance(inputs, Mapping):
+            continue
+        names = list(inspect.signature(model.forward).parameters)
+        labels = [name for name in names if "label" in name and name not in inputs]
+        if not labels:
+            return None
+        draft = check.draft(evidence, "proven")
+        draft.message = f"the model returned no loss: its `forward` was not given `{labels[0]}`"
+        draft.cause = f"it takes ({', '.join(names)}), and the batch holds {listed([f'`{name}`' for name in inputs])}"
+        data = getattr(frame.variables.get("self"), "train_dataset", None)
+        item = getattr(getattr(type(data), "__getitem__", None), "__code__", None)
+        if item is not None and is_user_file(item.co_filename):
+            draft.at(place("cause", item.co_filename, item.co_firstlineno, f"gives no `{labels[0]}`"))
+            draft.at(*evidence.at_user_line("surfaced", "wants a loss"))
+        else:
+            draft.at(*evidence.at_user_line("cause", f"the batches hold no `{labels[0]}`"))
+        draft.because("a Trainer leaves out all fields of an item that are no arguments of `forward`")
+        return draft.help(f"call the field with the labels `{labels[0]}` in each item of the dataset")
+    return None
 
 
 def _unbindable(module: nn.Module, args: Any, kwargs: Any) -> str:

@@ -1,0 +1,108 @@
+"""Updates that are undone: another line writes to the weights after each of them, or weight decay wipes them out."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torchmedic.detect.loop.incident import LoopIncident, UpdatesUndone
+from torchmedic.observe.loop.events import Watched
+from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.spots import Place
+from torchmedic.source.syntax import FUNCTIONS, callee, innermost, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.user_variables import user_trees
+
+_MIN_UPDATES = 12
+_MIN_SHRINK = 0.05  # of a weight per update: nothing is left of an update after a few dozen others
+_END = 1 << 30
+_WRITERS = frozenset(
+    "load_state_dict copy_ reset_parameters apply vector_to_parameters _foreach_copy_ normal_ uniform_ zero_ fill_ "
+    "xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ trunc_normal_ constant_ zeros_".split()
+)
+
+
+def find(habits: Habits) -> Iterator[LoopIncident]:
+    for number, watched in list(habits.optimizers.items()):
+        steps = [event for event in habits.events if event.kind == "step" and event.who == number]
+        if watched.optimizer is None or not steps:
+            continue
+        update = steps[-1].place
+        found = watched.overwrites.found
+        if found is not None:
+            yield UpdatesUndone(
+                step=habits.steps,
+                cause=_writer(found.after, found.before) or update,
+                optimizer=number,
+                update=update,
+                updates=found.cycles,
+                kept=found.kept,
+                is_new=found.is_new,
+            )
+        elif len(steps) >= _MIN_UPDATES and all(event.fact.has_gradient for event in steps[-_MIN_UPDATES:]):
+            yield from _decayed(habits, watched, update, len(steps))
+
+
+def _decayed(habits: Habits, watched: Watched, update: Place, updates: int) -> Iterator[LoopIncident]:
+    """Weight decay takes a considerable part of every matrix in each update."""
+    groups = [group for group in watched.optimizer.param_groups if any(one.dim() > 1 for one in group["params"])]
+    shrinks = [shrink for group in groups if (shrink := _shrink(watched.optimizer, group)) is not None]
+    if len(shrinks) == len(groups) and groups and min(shrinks) >= _MIN_SHRINK:
+        yield UpdatesUndone(
+            step=habits.steps,
+            cause=watched.built or update,
+            optimizer=watched.number,
+            update=update,
+            updates=updates,
+            kept=1 - min(*shrinks, 1.0),
+            decay=max(group["weight_decay"] for group in groups),
+            rate=max(group["lr"] for group in groups),
+        )
+
+
+def _shrink(optimizer: Any, group: dict[str, Any]) -> float | None:
+    """The share of a weight that the decay takes away in one update, beside the gradient of the loss."""
+    rate, decay, momentum = (group.get(name, 0.0) for name in ("lr", "weight_decay", "momentum"))
+    if not all(isinstance(one, float | int) and math.isfinite(one) for one in (rate, decay, momentum)):
+        return None
+    name = type(optimizer).__name__
+    if name == "SGD":
+        return rate * decay / (1 - momentum) if 0 <= momentum < 1 else None
+    return rate * decay if name == "AdamW" or group.get("decoupled_weight_decay") else None
+
+
+def _writer(after: Place, before: Place) -> Place | None:
+    """The only statement that runs between two lines of the loop and may write to weights."""
+    is_same = after.file == before.file and _around(after) is _around(before)
+    spans = [(after, after.line, before.line)] if is_same else [(after, after.line, _END), (before, 0, before.line)]
+    found: set[Place] = set()
+    for place, low, high in spans:
+        around = _around(place) if place.line else None
+        for node in own_nodes(around) if around is not None else ():
+            if not isinstance(node, ast.Expr | ast.Assign) or not _writes(node, depth=2):
+                continue
+            if low < node.lineno < high if low < high else not high <= node.lineno <= low:
+                found.add(Place(place.file, node.lineno))
+    return found.pop() if len(found) == 1 else None
+
+
+def _around(place: Place) -> ast.AST | None:
+    tree = syntax_tree(place.file) if place.line else None
+    return innermost(tree, place.line, FUNCTIONS) or tree
+
+
+def _writes(node: ast.AST, depth: int) -> bool:
+    """Whether a statement calls something that writes to weights, directly or in a function of the user's."""
+    names = {callee(call) for call in ast.walk(node) if isinstance(call, ast.Call)}
+    if names & _WRITERS or any(isinstance(part, ast.Attribute) and part.attr == "data" for part in ast.walk(node)):
+        return True
+    if not depth:
+        return False
+    return any(
+        isinstance(function, FUNCTIONS)
+        and function.name in names
+        and any(_writes(statement, depth - 1) for statement in function.body)
+        for _, tree in user_trees()
+        for function in nodes_in(tree)
+    )

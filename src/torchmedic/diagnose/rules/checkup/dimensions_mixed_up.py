@@ -1,0 +1,58 @@
+"""Examples, positions or classes are mixed up: a view exchanges dimensions, or a layer was given another layout.
+
+What: a `view` or `reshape` gives a tensor the shape of its transpose. The values stay in their order, so each row of
+the result holds values of several examples, positions or classes. Or a recurrent layer or an attention layer with
+`batch_first=False` was given the examples first, and takes the examples of a batch for the steps of one sequence.
+
+Why: shapes fit, so no error is raised. The inputs no longer belong to their targets, and the loss stands still.
+
+Cure: write `transpose` or `permute` instead of `view`. Build the layer with `batch_first=True`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.mixed_dimensions import layers_with_wrong_layout, mixing_views
+from torchmedic.records import Location
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.syntax import calls_in
+from torchmedic.source.user_variables import user_trees
+
+_COPIED = ("TransformerEncoderLayer", "TransformerDecoderLayer")
+
+
+@rule("TM646", "dimensions-mixed-up")
+def check(evidence: CheckUp) -> Draft | None:
+    for graph in evidence.graphs:
+        for node, before, after, is_loss in mixing_views(graph):
+            what = "the classes with the positions" if is_loss else "the examples of a batch with each other"
+            draft = check.draft(evidence, "proven")
+            draft.message = f"a view mixes {what}: it gives a tensor the shape of its transpose"
+            draft.cause = f"the shape changes from {list(before)} to {list(after)}, and the values keep their order"
+            draft.at(evidence.of_node("cause", node, "does not move any value"))
+            draft.help("write `transpose` or `permute` instead", safety="changes-training")
+            return draft.about(step=graph.step).rated("warning")
+        for layer, node in layers_with_wrong_layout(graph):
+            examples, positions = (node.shape or (0, 0))[:2]
+            kind = type(layer).__name__
+            is_copied = isinstance(layer, torch.nn.MultiheadAttention)
+            draft = check.draft(evidence, "likely")
+            draft.message = f"`{kind}` takes the {examples} examples of a batch for the steps of one sequence"
+            draft.cause = (
+                f"the layer has batch_first=False and was given {examples} x {positions} values, examples first"
+            )
+            built = (_encoder_layer() if is_copied else None) or evidence.built("cause", layer, "batch_first=False")
+            draft.at(built or evidence.of_node("cause", node, "given here"))
+            draft.because(f"the loss compares {examples} rows with targets, so these are the examples")
+            draft.help("build the layer with `batch_first=True`", safety="changes-training")
+            return draft.about(step=graph.step).rated("warning")
+    return None
+
+
+def _encoder_layer() -> Location | None:
+    """The one call that builds a layer of a Transformer, which makes copies of the layer."""
+    calls = [(file, call) for file, tree in user_trees() for call in calls_in(tree, *_COPIED)]
+    return node_location("cause", *calls[0], "batch_first=False") if len(calls) == 1 else None

@@ -1,0 +1,79 @@
+"""Where a graph mixes up examples, positions and classes: by a view that should transpose, or by a wrong layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchmedic.observe.checkup.normalisations import VIEWS
+
+if TYPE_CHECKING:
+    from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+
+_OF_CLASSES = ("nll_loss", "cross_entropy")
+
+
+def mixing_views(graph: LossGraph) -> Iterator[tuple[Node, tuple[int, ...], tuple[int, ...], bool]]:
+    """Views that exchange the sizes of dimensions, the shapes before and after, and whether a loss is given the result.
+
+    Other views are left alone unless the sizes show that they move the examples of the batch to another dimension.
+    """
+    given = {node.number for call in graph.losses() if call.name in _OF_CLASSES if (node := graph.made(call.sequence))}
+    examples = rows(graph)
+    for node in graph.nodes:
+        if node.kind not in VIEWS or node.birth is None or node.birth.layer is not None or not node.birth.sites:
+            continue
+        source = _transposed(graph, node)
+        if source is None:
+            continue
+        before, after = _sizes(source), _sizes(node)
+        is_moved = (
+            examples is not None and before.count(examples) == 1 and before.index(examples) != after.index(examples)
+        )
+        if is_moved or node.number in given:
+            yield node, source.shape or (), node.shape or (), node.number in given
+
+
+def _transposed(graph: LossGraph, node: Node) -> Node | None:
+    """What a view was made of, before other views, if the view has the same sizes in another order."""
+    behind = node
+    while behind.kind in VIEWS and len(behind.behind) == 1:
+        behind = graph.nodes[behind.behind[0]]
+        if behind.leaf is not None or _sizes(behind) == _sizes(node):
+            return None
+        if sorted(_sizes(behind)) == sorted(_sizes(node)):
+            return behind
+    return None
+
+
+def _sizes(node: Node) -> list[int]:
+    return [size for size in node.shape or () if size != 1]
+
+
+def layers_with_wrong_layout(graph: LossGraph) -> Iterator[tuple[torch.nn.Module, Node]]:
+    """Layers that take the positions first and were given the examples first, as the targets of the losses show."""
+    examples = rows(graph)
+    for node in graph.nodes if examples is not None else ():
+        layer = node.birth.layer() if node.birth is not None and node.birth.layer is not None else None
+        shape = node.shape or ()
+        if len(shape) != 3 or shape[0] != examples or shape[1] in (1, examples) or layer is None:
+            continue
+        if any(shape[1] in call.target_shape[1:] for call in graph.losses() if call.target_shape):
+            continue  # a target for each step: the first dimension may be that of the steps
+        if isinstance(layer, torch.nn.RNNBase):
+            width = (getattr(layer, "proj_size", 0) or layer.hidden_size) * (2 if layer.bidirectional else 1)
+        elif isinstance(layer, torch.nn.MultiheadAttention) and layer.num_heads > 1:
+            width = layer.embed_dim
+        else:
+            continue
+        if not layer.batch_first and shape[2] == width:
+            yield layer, node
+
+
+def rows(graph: LossGraph) -> int | None:
+    """How many examples the losses of a graph compare with a target; None where that is open."""
+    found = {call.target_shape[0] for call in graph.losses() if call.target_shape and call.shape}
+    same = all(call.shape[0] == call.target_shape[0] for call in graph.losses() if call.target_shape and call.shape)
+    return found.pop() if len(found) == 1 and same and max(found) > 1 else None
