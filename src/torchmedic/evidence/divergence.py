@@ -11,10 +11,10 @@ import math
 from statistics import median
 from typing import Any
 
-from torchmedic.replay.trace.microscope import Leaf, Microscope, Spot
+from torchmedic.replay.trace.microscope import Microscope, Op
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course, Trajectory
-from torchmedic.replay.trajectory.updates_by_hand import rebinding
+from torchmedic.replay.trajectory.updates_by_hand import updating_op
 
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
 _GROWN_SLOWLY = 1.2  # times that loss, where every update adds to it
@@ -50,25 +50,23 @@ class Divergence:
             self._scope = self.trajectory.look()
         return self._scope
 
-    def update_spot(self) -> Spot | None:
-        """The line of the loop that writes to the weights, where there is no optimizer."""
+    def update_op(self) -> Op | None:
+        """The operation of the loop that writes to the weights, where there is no optimizer."""
         scope = self.first_step()
-        if scope is None:
-            return None
-        for op in reversed(scope.ops):
-            written = [scope.source(value) for value in op.inputs if value.storage in op.written]
-            if op.spot is not None and not op.derived and any(_is_trained(source) for source in written):
-                return op.spot
-        return self._rebinding_spot(scope)
+        return updating_op(self.trajectory.units[0].step, scope) if scope is not None else None
 
-    def _rebinding_spot(self, scope: Microscope) -> Spot | None:
-        """The line that binds new tensors in place of the weights."""
-        statement = rebinding(self.trajectory.units[0].step)
-        if statement is None:
-            return None
-        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-        spots = [op.spot for op in scope.ops if op.spot is not None and not op.node]
-        return next((spot for spot in reversed(spots) if spot.line in lines), None)
+    def factors_of_update(self) -> list[float]:
+        """How many times larger than its tensors an update by hand is: one of the factors may be the rate."""
+        scope, op = self.first_step(), self.update_op()
+        if scope is None or op is None:
+            return []
+        made = [source for value in op.inputs if isinstance(source := scope.source(value), int)]
+        values = [*op.inputs, *(value for index in made for value in scope.ops[index].inputs)]
+        sizes = [size for value in values if (size := scope.magnitude(value)) > 0]
+        # The update itself is not seen where the operation multiplies as well: `p.add_(gradient, alpha=-rate)`.
+        moves = [float(move.abs().amax()) for _, move in self.trajectory.first_update]
+        found = {float(f"{move / size:.4g}") for move in (*sizes, *moves) for size in sizes}
+        return sorted(factor for factor in found if factor not in (0.0, 1.0))
 
     def course(self, change: Change) -> Course | None:
         """The course with one thing changed; None where it cannot be run."""
@@ -196,10 +194,6 @@ class Divergence:
         losses = [f"{loss:.3g}" for loss in self.losses(course)]
         middle = losses[3:-1]
         return ", ".join([*losses[:3], *(["..."] if len(middle) > 1 else middle), *losses[3:][-1:]])
-
-
-def _is_trained(source: Any) -> bool:
-    return isinstance(source, Leaf) and source.tensor.requires_grad
 
 
 def _optimizers(trajectory: Trajectory) -> list[Any]:

@@ -12,13 +12,13 @@ from torchmedic.observe.numbers.windows import Window
 from torchmedic.observe.stages import UpdateStage
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import earlier_step
+from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE
 from torchmedic.replay.trajectory.course import Trajectory
 from torchmedic.replay.trajectory.rehearsal import rehearsal
 from torchmedic.replay.trajectory.units import inner_places, place_of, units_of
-from torchmedic.replay.trajectory.updates_by_hand import rebinding
-from torchmedic.source.live_frames import node_location
+from torchmedic.replay.trajectory.updates_by_hand import updating_op
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_UPDATES = 8
@@ -75,7 +75,7 @@ def divergences(
 
 
 def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> Location | None:
-    """The statement that binds new weights, of a loop without an optimizer whose steps cannot be run again."""
+    """The line that updates the weights, of a loop without an optimizer whose steps do not repeat their losses."""
     windows = agent.finite.memory.windows()
     outer = (
         next((call for call in window.calls if call.by_hand and place_of(call) not in inner_places(window.calls)), None)
@@ -86,9 +86,11 @@ def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> L
             step, _ = earlier_step(call, frame, agent, to_update=True)
         except CannotCut:
             continue
-        statement = rebinding(step)
-        if statement is not None:
-            return node_location("cause", step.runner.segment.file, statement, label)
+        scope = Microscope()
+        step.runner.play(scope)
+        op = updating_op(step, scope)
+        if op is not None and op.spot is not None:
+            return op.spot.location("cause", label)
     return None
 
 

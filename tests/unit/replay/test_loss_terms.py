@@ -24,6 +24,16 @@ def test_a_multiplied_sum_is_one_term() -> None:
     assert [term.weight for term in terms_of(loss, scope)] == [0.5, 30.0, 0.125]
 
 
+def test_the_terms_behind_a_mean_are_terms_of_the_loss() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with Microscope(deadline=math.inf) as scope:
+        loss = -(weight.exp() - 8 * weight.square()).mean()
+    assert [term.weight for term in terms_of(loss, scope)] == [1.0, 8.0]
+    with Microscope(deadline=math.inf) as scope:
+        loss = weight.square().mean()
+    assert [term.path for term in terms_of(loss, scope)] == [()]
+
+
 def test_only_the_gradient_of_one_term_is_multiplied() -> None:
     weight = torch.ones(3, requires_grad=True)
     loss, scope = _losses(weight)
@@ -46,3 +56,8 @@ def test_only_the_gradient_of_one_term_is_multiplied() -> None:
 )
 def test_losses_that_grow_alike(losses: list[float], alike: bool) -> None:
     assert grow_alike(losses, [3.02, 98.0, 112.0, 130.0]) is alike
+
+
+def test_an_overflow_that_both_end_in_counts_as_alike() -> None:
+    assert grow_alike([3.0, 93.0, 129.0, math.inf], [3.02, 98.0, 112.0, math.nan])
+    assert not grow_alike([3.0, 93.0, 129.0, 133.0], [3.02, 98.0, 112.0, math.nan])

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchmedic.replay.isolation.sandbox import ReplayTooLong
 from torchmedic.replay.trace.microscope import Microscope, Op
+from torchmedic.replay.trace.operations import Geometry, overlap
 
 
 def here() -> int:
@@ -168,3 +169,17 @@ def test_sparse_and_whole_tensors_pass_through() -> None:
     scope.read()
 
     assert [tensor.shape for tensor, _ in scope.gradients] == [(5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "share"),
+    [
+        ((0, (64, 64), (64, 1)), (100, (8,), (1,)), True),
+        ((0, (4, 2), (4, 1)), (2, (4, 2), (4, 1)), False),  # two halves of every row
+        ((0, (4, 2), (4, 1)), (1, (4, 2), (4, 1)), True),
+        ((0, (8,), (1,)), (8, (8,), (1,)), False),
+    ],
+)
+def test_views_that_share_an_element(one: Geometry, other: Geometry, share: bool) -> None:
+    assert overlap(one, other) is share
+    assert overlap(other, one) is share

@@ -16,6 +16,7 @@ from torchmedic.source.user_variables import user_trees
 
 _MIN_UPDATES = 12
 _MIN_SHRINK = 0.05  # of a weight per update: nothing is left of an update after a few dozen others
+_USUAL_DECAY = 0.1  # with that, a large shrinkage is the fault of the learning rate
 _END = 1 << 30
 _WRITERS = frozenset(
     "load_state_dict copy_ reset_parameters apply vector_to_parameters _foreach_copy_ normal_ uniform_ zero_ fill_ "
@@ -67,6 +68,8 @@ def _shrink(optimizer: Any, group: dict[str, Any]) -> float | None:
     if not all(isinstance(one, float | int) and math.isfinite(one) for one in (rate, decay, momentum)):
         return None
     name = type(optimizer).__name__
+    if decay <= _USUAL_DECAY:
+        return None
     if name == "SGD":
         return rate * decay / (1 - momentum) if 0 <= momentum < 1 else None
     return rate * decay if name == "AdamW" or group.get("decoupled_weight_decay") else None

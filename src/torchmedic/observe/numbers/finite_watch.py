@@ -207,6 +207,7 @@ class FiniteWatch:
         loss = losses.last[-1] if losses.last else None
         self.memory.update_begins(optimizer, optimizers, frame, self.steps, losses.key, loss)
         losses.ceiling = self.memory.ceiling
+        losses.alarm = losses.alarm or not losses.ceiling  # every loss is looked at: the next step is noted in full
         return self._ask_about_growth(optimizer, frame, "step")
 
     def _ask_about_growth(self, optimizer: Any, frame: FrameType, stage: UpdateStage) -> bool:

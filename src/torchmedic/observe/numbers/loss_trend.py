@@ -24,7 +24,7 @@ class LossTrend:
         self.far = 0  # updates with a loss far from its earlier level, for as long as most of the losses are
         self._first = [loss]
         self._lowest = abs(loss)  # usual size so far
-        self._limit = inf
+        self.limit = inf  # a larger loss is far beyond the first ones
 
     def note(self, loss: float) -> bool:
         """Whether a loss is many times its usual size."""
@@ -34,8 +34,8 @@ class LossTrend:
         self._lowest = min(self._lowest, self.usual)
         if len(self._first) < _FIRST_LOSSES:
             self._first.append(loss)
-            self._limit = min(max(_LOST_SIZE, _LOST * min(map(abs, self._first))), _ABSURD)
-        self.lost = self.lost + 1 if size > self._limit else 0
+            self.limit = min(max(_LOST_SIZE, _LOST * min(map(abs, self._first))), _ABSURD)
+        self.lost = self.lost + 1 if size > self.limit else 0
         self.far = self.far + 1 if self._is_far(loss) else max(0, self.far - _DIP)
         return rises
 

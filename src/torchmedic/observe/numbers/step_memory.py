@@ -13,16 +13,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from time import thread_time
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
 
 from torchmedic.observe.budget import Account
-from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards, UpdateEnd
+from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.loss_jumps import LossJumps
 from torchmedic.observe.numbers.loss_trend import RISE, LossTrend
 from torchmedic.observe.numbers.state_copies import Copy, NoRoom, take_copy
+from torchmedic.observe.numbers.update_ends import note_end, update_end
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
 from torchmedic.observe.numbers.windows import Window, windows_of
 from torchmedic.observe.step.tensors import parameters_of
@@ -38,11 +39,11 @@ _MAX_FIRST_BATCH_BYTES = 4 << 20  # of each of them
 _FIRST_KEPT_UPDATES = 400  # after that many, how training began explains nothing
 _MAX_RISES = 8  # that are kept whatever time that takes
 _UPDATES_OF_RISE = 24  # that are kept when the loss rises
-_MAX_FRAMES = 60
 _MAX_NODES = 2000  # of a graph that is walked to its leaves
 _MAX_LEAF_BYTES = 1 << 20  # of the tensors that one call of a loop without an optimizer trains
 _MAX_TRENDS = 16
 _UPDATES_OF_LOST_TRAINING = 6  # in a row
+_UPDATES_OF_LOST_BELOW_ZERO = 12  # in a row: a loss that falls does so slowly, and no overflow is near
 _UPDATES_OF_FAR_LOSS = 48  # after which training is not expected to recover
 
 
@@ -57,6 +58,7 @@ class StepMemory:
         self._start: Copy | None = None
         self._copies: deque[Copy] = deque(maxlen=_LATE_COPIES)
         self._risen: Copy | None = None  # taken when the loss began to rise
+        self._owes_copy = False  # the loss began to rise in a step that was not kept
         self._last_copy = 0  # number of the update before which it was taken
         self._last_rise = -inf
         self._rises = 0
@@ -180,11 +182,15 @@ class StepMemory:
             return
         call = self._kept.calls[-1] if self._kept.calls else None
         if call is not None and not call.is_sampled_out and call.update <= update:
-            _note_end(call, optimizer, frame)
-        self._consider(optimizers, update, rises)
+            note_end(call, optimizer, frame)
+        # The call of the first update of a rise was perhaps not kept: a copy is of use before the next update.
+        is_kept = call is not None and not call.is_sampled_out and call.update == update
+        is_due = rises or self._owes_copy
+        self._owes_copy = is_due and not is_kept
+        self._consider(optimizers, update, is_due and is_kept)
 
     def _note(self, place: Any, loss: float | None) -> bool:
-        """Note the size of a loss; whether it is many times its usual size."""
+        """Note the size of a loss; whether the steps from now on are worth keeping: it rises, or is far too large."""
         if loss is None:
             return False
         trend = self._trends.get(place)
@@ -197,17 +203,21 @@ class StepMemory:
         if rises:
             self._jumps.note(loss, usual, self._departure)
         self.lost_updates = trend.lost
-        self.is_lost = self.is_lost or trend.lost == _UPDATES_OF_LOST_TRAINING
+        enough = _UPDATES_OF_LOST_TRAINING if loss >= 0 else _UPDATES_OF_LOST_BELOW_ZERO
+        self.is_lost = self.is_lost or trend.lost >= enough
         ceiling = RISE * trend.usual
         is_alone = len(self._trends) == 1 or loss < 0  # a loss of several may rise because another falls, as of a GAN
         if is_alone and not self.is_far:
             self._note_far(trend.far)
             ceiling *= not (trend.far or self._jumps.updates_left)  # 0: every loss is looked at
         if ceiling > self.ceiling or is_alone:
-            self.ceiling = ceiling
-        if rises and not self.is_open and self._rises < _MAX_RISES:
+            self.ceiling = min(ceiling, trend.limit)
+        if not self.is_lost and any(each.lost for each in self._trends.values()):
+            self.ceiling = 0.0  # whether training is lost must not depend on the time that there is to look
+        begins = rises or trend.lost == 1
+        if begins and self._rises < _MAX_RISES:
             self.is_open, self._in_any_case = True, _UPDATES_OF_RISE
-        return rises
+        return begins
 
     def forget_far(self) -> None:
         """The loss that left its level was asked about: what was kept for that is no longer needed."""
@@ -275,27 +285,3 @@ class StepMemory:
         self._copies.clear()
         self._first.clear()
         self._pinned = self._jumps.windows = []
-
-
-def _note_end(call: KeptBackward, optimizer: Any, frame: FrameType) -> None:
-    """Note the frame that calls the update, of those that the backward call was made from."""
-    if any(end.code is None or end.optimizer() is optimizer for end in call.ends):
-        return
-    at: FrameType | None = frame
-    for _ in range(_MAX_FRAMES):
-        if at is None:
-            return
-        code = at.f_code
-        for point in call.points:
-            if point.code is code:
-                call.ends += (update_end(optimizer, code, at.f_lasti),)
-                return
-        at = at.f_back
-
-
-def update_end(optimizer: Any, code: CodeType | None = None, lasti: int = -1) -> UpdateEnd:
-    """An update with the settings that an optimizer has now."""
-    rates = tuple([group.get("lr") for group in optimizer.param_groups])
-    names = ("momentum", "betas")
-    momenta = tuple([{name: group[name] for name in names if name in group} for group in optimizer.param_groups])
-    return UpdateEnd(weakref.ref(optimizer), rates, code, lasti, momenta)

@@ -41,13 +41,17 @@ def preserved(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Ten
 
 @contextlib.contextmanager
 def same_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Put back which gradients tensors have, and their versions; yields the leaves among them."""
+    """Put back which memory and which gradients tensors have, and their versions; yields the leaves among them."""
     known = {id(tensor): tensor for tensor in tensors}.values()
+    memory = [(tensor, tensor.data) for tensor in known if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
     gradients = [(tensor, tensor.grad) for tensor in known if tensor.is_leaf]
     versions = [(tensor, tensor._version) for tensor in known if not tensor.is_inference()]
     try:
         yield [tensor for tensor, _ in gradients]
     finally:
+        for tensor, data in memory:
+            if tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr():
+                tensor.data = data  # the replay has bound other memory: `p.data = p.data - rate * p.grad`
         for tensor, gradient in gradients:
             tensor.grad = gradient
         for tensor, version in versions:

@@ -261,6 +261,14 @@ def earlier(
     return _cut(frame, point, forward_line, agent, include_failing, kind=kind)
 
 
+def whole_turn(frame: FrameType | None, agent: StepContext) -> Step:
+    """The present turn of the innermost loop, to its end: what follows the update belongs to it."""
+    for live, line, _ in stack_at(frame):
+        if is_user_file(live.f_code.co_filename) and loops_around(live, line):
+            return _cut(live, (turn_around(live, line)[-1].lineno, None), None, agent, True)
+    raise CannotCut("there is no loop around the update")
+
+
 def _cut(
     frame: FrameType,
     point: tuple[int, int | None],

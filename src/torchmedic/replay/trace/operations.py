@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -117,6 +118,7 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
 _MAX_ENUMERATED = 4096  # elements of a view that are compared one by one
 
 
+@functools.lru_cache(maxsize=1 << 14)  # a step asks about the same views again and again
 def overlap(a: Geometry, b: Geometry) -> bool:
     """Whether two views of one storage share an element; for big ones, whether their spans do."""
     if a == b:
@@ -124,6 +126,8 @@ def overlap(a: Geometry, b: Geometry) -> bool:
     (first_a, last_a), (first_b, last_b) = _span(a), _span(b)
     if last_a < first_b or last_b < first_a:
         return False
+    if math.prod(a[1]) == last_a - first_a + 1 and math.prod(b[1]) == last_b - first_b + 1:
+        return True  # neither leaves out an element of its span
     if math.prod(a[1]) > _MAX_ENUMERATED or math.prod(b[1]) > _MAX_ENUMERATED:
         return True
     return not set(_elements(a)).isdisjoint(_elements(b))

@@ -79,6 +79,11 @@ class Trajectory:
         """The losses that the steps had."""
         return tuple(math.nan if unit.call.loss is None else unit.call.loss for unit in self.units)
 
+    @property
+    def first_update(self) -> Gradients:
+        """The gradients of the first step, or its changes of the weights where it makes these by hand."""
+        return self._first[1] if self._first is not None else []
+
     def is_affordable(self, courses: int) -> bool:
         """Whether so many courses more can be expected to end in time, by a run of the first step."""
         if not self._step_seconds:

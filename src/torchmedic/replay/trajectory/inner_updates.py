@@ -16,7 +16,7 @@ from torchmedic.replay.isolation.torch_state import replaced
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.trace.microscope import Microscope, Op, storage_of
 
-_MOVES = frozenset({"add", "sub", "rsub"})
+MOVES = frozenset({"add", "sub", "rsub"})
 # What a gradient goes through until it is added: times a rate, clipped, averaged with others.
 _SCALES = frozenset({"mul", "div", "neg", "clamp", "clone", "to_copy", "sign", "nan_to_num", "detach"})
 
@@ -52,7 +52,7 @@ def inner_update(played: ReplayResult, scope: Microscope) -> Op | None:
         if op.derived or given.isdisjoint(steps):
             continue
         kind = op.kind.strip("_").removeprefix("foreach_")
-        if kind in _MOVES and not (given - steps).isdisjoint(moved):
+        if kind in MOVES and not (given - steps).isdisjoint(moved):
             return op
         if kind in _SCALES:
             steps |= {value.storage for value in op.outputs}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import FrameType
 
 from torchmedic.observe.context import StepContext
-from torchmedic.observe.numbers.step_memory import update_end
+from torchmedic.observe.numbers.update_ends import update_end
 from torchmedic.observe.stages import UpdateStage
 from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.step.step import Step, from_stack, on_to_backward

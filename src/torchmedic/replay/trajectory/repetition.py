@@ -14,8 +14,10 @@ _ALIKE_OF_GROWTH = 0.2  # of the logarithm of the growth until then, which rando
 
 def grow_alike(losses: Sequence[float], recorded: Sequence[float]) -> bool:
     """Whether losses grow as the recorded ones did, but for random numbers that are not known."""
-    pairs = [(now, then) for now, then in zip(losses, recorded, strict=False) if math.isfinite(then)]
-    if len(pairs) < _MIN_ALIKE:
+    both = list(zip(losses, recorded, strict=False))
+    pairs = [(now, then) for now, then in both if math.isfinite(then)]
+    ends_alike = any(not math.isfinite(now) and not math.isfinite(then) for now, then in both)
+    if len(pairs) + ends_alike < _MIN_ALIKE:
         return False
     first = max(abs(pairs[0][1]), 1e-12)
     for now, then in pairs:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,31 +19,51 @@ from torchmedic.observe.numbers.state_copies import Copy, cloned
 from torchmedic.replay.isolation.torch_state import muted, set_version
 
 _GROWN = 10.0  # times the largest weight of then
+_MAX_PARTS = 300  # of a module
+
+
+class Follower(NamedTuple):
+    """Weights that no optimizer has, and those of a trained module that they are a copy of."""
+
+    own: Sequence[torch.Tensor]
+    trained: Sequence[torch.Tensor]
+
+
+def followers(modules: Sequence[torch.nn.Module], values: Container[int]) -> Iterator[Follower]:
+    """The modules that may follow trained ones, as target networks and teachers do: they have the same shapes.
+
+    Args:
+        modules: In reach of the step; their parts are looked at as well.
+        values: The ids of the trained weights.
+    """
+    parts = {id(each): each for module in modules for each in itertools.islice(module.modules(), _MAX_PARTS)}
+    all_weights = [weights for each in parts.values() if (weights := list(each.parameters()))]
+    trained = [weights for weights in all_weights if all(id(each) in values for each in weights)]
+    shapes = {tuple(each.shape for each in weights): weights for weights in reversed(trained)}
+    seen: set[int] = set()
+    for own in all_weights:
+        counterpart = shapes.get(tuple(weight.shape for weight in own))
+        if counterpart is not None and not any(id(weight) in values or id(weight) in seen for weight in own):
+            seen.update(map(id, own))
+            yield Follower(own, counterpart)
 
 
 def with_followers(copy: Copy, modules: Sequence[torch.nn.Module]) -> Copy:
-    """A copy that also sets back modules that follow trained ones, as target networks do, and have grown with them.
+    """A copy that also sets back modules that follow trained ones and have grown with them.
 
     Their weights of then are not known. Those of the trained module are taken.
     """
     values = {id(tensor): value for tensor, value in copy.pairs()}
-    all_weights = [list(module.parameters()) for module in modules]
-    trained = [
-        [values[id(weight)] for weight in own] for own in all_weights if own and all(id(each) in values for each in own)
-    ]
     added: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
-    for own in all_weights:
-        if not own or any(id(weight) in values for weight in own):
-            continue
-        shapes = [weight.shape for weight in own]
-        for then in trained:
-            if [value.shape for value in then] == shapes and not _largest(own) <= _GROWN * _largest(then):
-                added += [(weakref.ref(weight), value) for weight, value in zip(own, then, strict=True)]
-                break
+    for own, trained in followers(modules, values):
+        then = [values[id(weight)] for weight in trained]
+        if not largest(own) <= _GROWN * largest(then):
+            added += [(weakref.ref(weight), value) for weight, value in zip(own, then, strict=True)]
     return copy._replace(tensors=[*copy.tensors, *added])
 
 
-def _largest(tensors: Sequence[torch.Tensor]) -> float:
+def largest(tensors: Sequence[torch.Tensor]) -> float:
+    """The largest magnitude of all elements."""
     return max(float(tensor.detach().abs().amax()) for tensor in tensors)
 
 

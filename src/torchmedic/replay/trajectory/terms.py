@@ -18,6 +18,7 @@ _MAX_TERMS = 16
 _MAX_DEPTH = 24
 _SUMS = ("Add", "Sub", "Rsub")
 _PRODUCTS = ("Mul", "Div")
+_LINEAR = ("Neg", "Mean", "Sum")
 
 
 class Term(NamedTuple):
@@ -48,7 +49,10 @@ def _terms(node: Any, path: Path, weight: float, scope: Microscope, product: Op 
         else:  # a sum that is multiplied is one term
             yield Term(inner, weight, scope.op_of(node))
     elif node is not None:
-        yield Term(path, weight, product or scope.op_of(node))
+        behind = node.next_functions[inputs[0]][0] if name in _LINEAR and len(inputs) == 1 else None
+        # The mean of a sum is a sum of means.
+        terms = list(_terms(behind, (*path, inputs[0]), weight, scope)) if len(path) < _MAX_DEPTH and behind else []
+        yield from terms if len(terms) > 1 else [Term(path, weight, product or scope.op_of(node))]
 
 
 @contextlib.contextmanager

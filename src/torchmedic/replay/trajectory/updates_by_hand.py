@@ -11,6 +11,8 @@ import torch
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
+from torchmedic.replay.trace.microscope import Leaf, Microscope, Op
+from torchmedic.replay.trajectory.inner_updates import MOVES
 from torchmedic.source.assignments import names_written
 
 Moves = list[tuple[torch.Tensor, torch.Tensor]]  # weights, and what was added to each
@@ -64,6 +66,29 @@ def rebinding(step: Step) -> ast.stmt | None:
     names = bound_again(step)
     statements = reversed(step.runner.segment.statements)
     return next((each for each in statements if not set(names).isdisjoint(names_written(each))), None)
+
+
+def updating_op(step: Step, scope: Microscope) -> Op | None:
+    """The last operation that writes to the weights, or that binds new tensors in place of the weights.
+
+    Args:
+        step: The step, up to the end of its turn of the loop.
+        scope: Has seen a replay of the step.
+    """
+    for op in reversed(scope.ops):
+        written = [scope.source(value) for value in op.inputs if value.storage in op.written]
+        if op.spot is not None and not op.derived and any(_is_trained(source) for source in written):
+            return op
+    statement = rebinding(step)
+    if statement is None:
+        return None
+    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    made = [op for op in reversed(scope.ops) if op.spot and not op.node and op.spot.line in lines]
+    return next((op for op in made if op.kind in MOVES), made[0] if made else None)
+
+
+def _is_trained(source: int | Leaf | None) -> bool:
+    return isinstance(source, Leaf) and source.tensor.requires_grad
 
 
 def move(moves: Moves, factor: float) -> None:

@@ -120,10 +120,15 @@ def chosen_at(built: Place, caller: Place | None) -> Place:
     return caller if is_all_given else built
 
 
-def value_written_at(value: float, cause: Location | None, label: str) -> Location | None:
-    """The only place in the user's files that spells out a learning rate; None where the cause shows it already."""
-    found = _written_at(value)
-    origin = node_location("origin", *found, label) if found is not None else None
+def value_written_at(
+    value: float, cause: Location | None, label: str, role: Role = "origin", *, any_name: bool = False
+) -> Location | None:
+    """The only named number in the user's files with a value; None where the cause shows it already.
+
+    The name must be that of a learning rate, unless any will do.
+    """
+    found = _written_at(value, any_name=any_name)
+    origin = node_location(role, *found, label) if found is not None else None
     if origin is None or (cause is not None and (origin.file, origin.line) == (cause.file, cause.line)):
         return None
     return origin
@@ -160,6 +165,8 @@ def _group_of(optimizer: Any, group: int | None, call: ast.AST) -> tuple[str, as
 
 
 def _is_number(node: ast.AST | None, value: float) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _is_number(node.operand, -value)
     return (
         isinstance(node, ast.Constant)
         and type(node.value) is not bool
@@ -168,13 +175,13 @@ def _is_number(node: ast.AST | None, value: float) -> bool:
     )
 
 
-def _written_at(value: float) -> tuple[str, ast.AST] | None:
-    """The only number in the user's files that is this learning rate, by its name and its value."""
+def _written_at(value: float, *, any_name: bool = False) -> tuple[str, ast.AST] | None:
+    """The only named number in the user's files with this value; most often the name must be that of a rate."""
     found = [
         (file, node)
         for file in _files([])
         for name, node in _named_values(syntax_tree(file))
-        if node is not None and _is_number(node, value) and _names_rate(name)
+        if node is not None and _is_number(node, value) and (any_name or _names_rate(name))
     ]
     return found[0] if len(found) == 1 else None
 
@@ -196,6 +203,8 @@ def _named_values(tree: ast.AST | None) -> Iterator[tuple[str, ast.AST | None]]:
             case ast.Dict(keys=keys, values=values):
                 named = zip(keys, values, strict=True)
                 yield from ((str(key.value), value) for key, value in named if isinstance(key, ast.Constant))
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                yield from ((ast.unparse(each), value) for each, value in zip(targets, values, strict=False))
             case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
                 yield ast.unparse(target).rpartition(".")[2], value
             case _ if isinstance(node, FUNCTIONS):
@@ -234,17 +243,9 @@ def rate_set_at(
     group: int | None = None,
 ) -> Location | None:
     """What gives the optimizer its learning rate: an assignment to `["lr"]`, a schedule's function, a schedule."""
-    for file in _files(frames):
-        tree = syntax_tree(file)
-        made = [
-            node
-            for node in nodes_in(tree)
-            if isinstance(node, ast.Assign | ast.AugAssign)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Subscript) and ast.unparse(target.slice) in ("'lr'", '"lr"')
-        ]
-        if len(made) == 1:
-            return node_location(role, file, made[0], label)
+    found = setting_assigned_at(frames, "lr", role, label)
+    if found is not None:
+        return found
     # A schedule that has never been advanced has changed nothing.
     for scheduler in sorted(schedulers_of(optimizer), key=lambda each: getattr(each, "last_epoch", 0) <= 0):
         for function in getattr(scheduler, "lr_lambdas", ()):
@@ -255,6 +256,21 @@ def rate_set_at(
         if found is not None:
             return found
     return built_at(frames, optimizer, role, label, by=by, value=value, group=group)
+
+
+def setting_assigned_at(frames: list[Frame], name: str, role: Role, label: str) -> Location | None:
+    """The only assignment to a setting of the groups of an optimizer: `group["lr"] = ...`."""
+    for file in _files(frames):
+        made = [
+            node
+            for node in nodes_in(syntax_tree(file))
+            if isinstance(node, ast.Assign | ast.AugAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Subscript) and ast.unparse(target.slice) == repr(name)
+        ]
+        if len(made) == 1:
+            return node_location(role, file, made[0], label)
+    return None
 
 
 def schedulers_of(optimizer: Any) -> list[Any]:

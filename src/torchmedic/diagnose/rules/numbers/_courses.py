@@ -16,7 +16,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade, Location, Treatment
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Op
 from torchmedic.replay.trajectory.course import Course
-from torchmedic.source.lookup.optimizers import built_at, rate_set_at
+from torchmedic.source.lookup.optimizers import built_at, rate_set_at, value_written_at
 from torchmedic.source.spots import Spot
 
 _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
@@ -117,8 +117,12 @@ def rate_location(evidence: NumbersEvidence, optimizer: Any, rate: float, group:
     return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
 
 
-def location_of(spot: Any, label: str) -> Location | None:
-    return spot.location("cause", label) if spot is not None else None
+def locate_factor(draft: Draft, spot: Spot, label: str, factor: float) -> None:
+    """The line of a factor, where the script gives the factor a name, is the cause; else the product is."""
+    product, factor = spot.location("cause", label), float(f"{factor:.4g}")
+    written = value_written_at(factor, product, f"the factor is {factor:.6g}", role="cause", any_name=True)
+    draft.at(written)
+    draft.at(product if written is None else spot.location("origin", label))
 
 
 class LossGrowth(NamedTuple):

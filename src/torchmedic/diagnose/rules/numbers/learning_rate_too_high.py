@@ -92,22 +92,31 @@ def _first_that_turns(divergence: Divergence, only: Any, group: int | None = Non
 
 
 def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: Tried) -> Draft | None:
-    """The loop updates its weights itself: the rate is not known, but how many times it is too high."""
+    """The loop updates its weights itself: the rate is a number of the update that the script gives a name."""
     divisor = round(1 / tried[-1][0])
     outcome = divergence.outcome(tried[-1][1])
-    spot = divergence.update_spot()
-    if spot is None:
+    op = divergence.update_op()
+    if op is None or op.spot is None:
         return None
+    written = [
+        (factor, location)
+        for factor in divergence.factors_of_update()
+        if (location := value_written_at(factor, None, f"the learning rate is {factor:.6g}", role="cause")) is not None
+    ]
+    rate, location = written[0] if len(written) == 1 else (None, None)
     draft = begin(
         check,
         evidence,
         divergence,
-        "the step size of the update is too high",
+        "the step size of the update is too high" if rate is None else f"the learning rate of {rate:.6g} is too high",
         f"every update makes the loss larger; with updates of 1/{divisor} of the size {outcome}",
     )
-    draft.at(spot.location("cause", "the weights are updated here"))
+    draft.at(location)
+    draft.at(op.spot.location("cause" if location is None else "writer", "the weights are updated here"))
     labelled = [(f"divided by {round(1 / factor)}", course) for factor, course in tried]
-    draft.treat(cure(divergence, f"divide the learning rate by about {divisor}", labelled[-_SHOWN:]))
+    title = f"divide the learning rate by about {divisor}"
+    title += "" if rate is None else f", from {rate:.6g} to {_rounded(rate / divisor)}"
+    draft.treat(cure(divergence, title, labelled[-_SHOWN:]))
     return finish(draft, evidence)
 
 

@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, location_of, rate_location, rates_of
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, rate_location, rates_of
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.step.tensors import parameters_of
@@ -51,7 +51,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     elif negative is not None:
         draft.at(rate_location(evidence, negative, rate))
     elif not divergence.optimizers:
-        draft.at(location_of(divergence.update_spot(), "this moves the weights uphill, along the gradient"))
+        op = divergence.update_op()
+        spot = op.spot if op is not None else None
+        draft.at(spot.location("cause", "this moves the weights uphill, along the gradient") if spot else None)
     if not draft.has_place:
         return None
     draft.treat(_cure(divergence, course, "learning rate" if negative is not None else "loss"))
@@ -113,7 +115,8 @@ def _cure(divergence: Divergence, course: Course, what: str = "loss") -> Treatme
 def _shrinks(divergence: Divergence, course: Course) -> bool:
     """Whether the loss gets smaller in size, batch by batch."""
     pairs = list(zip(divergence.losses(course), divergence.losses(divergence.still), strict=True))
-    return len(pairs) > 1 and all(abs(now) <= 1.1 * abs(before) for now, before in pairs)
+    slack = 0.1 * max(abs(before) for _, before in pairs)  # some batches have next to no loss
+    return len(pairs) > 1 and all(abs(now) <= abs(before) + slack for now, before in pairs)
 
 
 def _built_at(evidence: NumbersEvidence, optimizer: Any) -> Location | None:

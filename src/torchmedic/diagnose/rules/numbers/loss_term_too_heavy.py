@@ -13,12 +13,11 @@ Cure: lower the weight of the term to about the weight that is named.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
+from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate, locate_factor
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.terms import Term
-from torchmedic.source.lookup.optimizers import value_written_at
 
 _MIN_WEIGHT = 30.0  # times the smallest weight of another term
 _DIVISORS = (10, 100, 1000, 10_000, 100_000, 1_000_000)
@@ -45,9 +44,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         outcome = divergence.outcome(course)
         why = f"with a weight of {term.weight:.6g} every update makes the loss larger; with {lower} {outcome}"
         draft = begin(check, evidence, divergence, message, why)
-        cause = term.op.spot.location("cause", f"this is multiplied by {term.weight:.6g}")
-        draft.at(cause)
-        draft.at(value_written_at(term.weight, cause, f"the weight {term.weight:.6g} is written here"))
+        locate_factor(draft, term.op.spot, f"this is multiplied by {term.weight:.6g}", term.weight)
         title = f"lower the weight from {term.weight:.6g} to about {lower}"
         draft.treat(cure(divergence, title, [(f"with {lower}", course)]))
         return finish(draft, evidence)

@@ -2,11 +2,13 @@
 
 What: the step was run again under the microscope. The loss compares the output of the model with a target that no
 gradient reaches, and nearly all of this target is an output of the model, or of a copy of it, times a factor above 1.
+Or the target comes from a copy of the model, as a teacher or a target network, and the update of this copy is no mean
+of its old weights and the trained ones: a decay above 1, or factors that do not add up to 1.
 
 Why: the model learns to give the target, the next target is the factor times as large, and so on without an end. A
 discount of 1.01 in a value function does this at any learning rate.
 
-Cure: use a factor below 1, or leave out what follows the end of an episode.
+Cure: use a factor below 1, factors of an average that add up to 1, or leave out what follows the end of an episode.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import finish
+from torchmedic.diagnose.rules.numbers._courses import finish, locate_factor
+from torchmedic.diagnose.rules.numbers._growing_copies import explains, growing_copy
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.microscope import Leaf, Microscope, Op, Value
-from torchmedic.source.lookup.optimizers import value_written_at
+from torchmedic.replay.trace.values import number
 
 _MIN_FACTOR = 1.0005
 _MAX_FACTOR = 3.0
@@ -43,16 +46,34 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         return None
     found = _amplifier(scope, roots[-1])
     if found is None or found[0].spot is None:
-        return None
+        return _by_copy(evidence)
     op, factor = found
     draft = check.draft(evidence, "proven")
     draft.message = f"the targets of the loss are the model's own outputs times {factor:.4g}: they grow without bound"
     draft.cause = f"an output that is learned from targets {factor:.4g} times its size makes the next targets larger"
-    cause = op.spot.location("cause", f"outputs of the model times {factor:.4g}") if op.spot is not None else None
-    draft.at(cause)
-    factor = float(f"{factor:.4g}")
-    draft.at(value_written_at(factor, cause, f"the factor {factor:.6g} is written here"))
+    if op.spot is not None:
+        locate_factor(draft, op.spot, f"outputs of the model times {factor:.4g}", factor)
     draft.help("use a factor (discount) below 1", safety="changes-training")
+    return finish(draft, evidence)
+
+
+def _by_copy(evidence: NumbersEvidence) -> Draft | None:
+    """The targets come from a copy of the model whose own update makes it larger."""
+    copy = growing_copy(evidence)
+    if copy is None or copy.op.spot is None:
+        return None
+    draft = check.draft(evidence, "proven" if explains(copy) else "likely")
+    draft.message = (
+        f"the copy of the model that gives the targets grows without bound: its weights reach {copy.now:.3g}"
+    )
+    draft.cause = "an update of the copy is no mean of old and new weights: it leaves the range between both"
+    is_multiplied = copy.factor > _MIN_FACTOR
+    label = f"the weights of the copy, times {copy.factor:.4g}" if is_multiplied else "the copy is updated here"
+    locate_factor(draft, copy.op.spot, label, copy.factor if is_multiplied else 0.0)
+    draft.because(f"the largest weight of the trained model was {number(copy.before)}")
+    loss, other = number(copy.loss), number(copy.other_loss)
+    draft.because(f"the loss is {loss}; with the trained weights in place of the copy it is {other}")
+    draft.help("make the factors of old and new weights add up to 1: decay and 1 - decay", safety="changes-training")
     return finish(draft, evidence)
 
 

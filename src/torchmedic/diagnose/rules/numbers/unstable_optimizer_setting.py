@@ -17,9 +17,8 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.records import Location
 from torchmedic.replay.trajectory.change import Change
-from torchmedic.source.lookup.optimizers import built_at
+from torchmedic.source.lookup.optimizers import built_at, setting_assigned_at, value_written_at
 
 
 @rule("TM237", "unstable-optimizer-setting")
@@ -41,7 +40,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
                 f"`{name}={value}` of the optimizer is out of range",
                 f"with `{name}={value}` every update makes the loss larger; with {usual} {divergence.outcome(course)}",
             )
-            draft.at(_built_at(evidence, optimizer, name, value))
+            _locate(draft, evidence, optimizer, name, value)
             draft.treat(cure(divergence, f"use `{name}={usual}`", [(f"with {name}={usual}", course)]))
             return finish(draft, evidence)
     return None
@@ -52,7 +51,7 @@ def _never_stable(evidence: NumbersEvidence, divergence: Divergence, optimizer: 
     why = f"with `momentum={momentum}` the velocity never gets smaller by itself, so the updates grow with time"
     message = f"`momentum={momentum}` of the optimizer is out of range"
     draft = begin(check, evidence, divergence, message, why, grade="likely")
-    draft.at(_built_at(evidence, optimizer, "momentum", momentum))
+    _locate(draft, evidence, optimizer, "momentum", momentum)
     draft.help("use `momentum=0.9`", safety="changes-training")
     return finish(draft, evidence)
 
@@ -75,7 +74,14 @@ def _unusual(optimizer: Any) -> list[tuple[str, Any, Any]]:
     return found
 
 
-def _built_at(evidence: NumbersEvidence, optimizer: Any, name: str, value: Any) -> Location | None:
+def _locate(draft: Draft, evidence: NumbersEvidence, optimizer: Any, name: str, value: Any) -> None:
+    """The construction of the optimizer, or the assignment that changed its setting later."""
     by = evidence.agent.clock.constructions.get(optimizer)
     shown = value if isinstance(value, int | float) else None
-    return built_at(evidence.frames, optimizer, "cause", f"{name} is {value}", by=by, value=shown)
+    label = f"{name} is {value}"
+    is_built = optimizer.defaults.get(name) == value
+    cause = None if is_built else setting_assigned_at(evidence.frames, name, "cause", label)
+    cause = cause or built_at(evidence.frames, optimizer, "cause", label, by=by, value=shown)
+    draft.at(cause)
+    if shown is not None:
+        draft.at(value_written_at(shown, cause, f"the value {value} is written here", any_name=True))
