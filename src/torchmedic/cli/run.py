@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import get_args
 
 from torchmedic.errors import UsageError
+from torchmedic.records.plain_text import visible
 from torchmedic.settings import Format, load, working_folder
 
 NAME = "run"
@@ -98,7 +99,8 @@ def execute(args: argparse.Namespace) -> int:
         name, command = _checked_script(command[0]), launch.python_command(command)
     flag = launch.blinding_flag(command)
     if flag is not None:
-        sys.stderr.write(f"torchmedic: the steps are not watched: with {flag}, Python does not load torchmedic\n")
+        shown = visible(flag)
+        sys.stderr.write(f"torchmedic: the steps are not watched: with {shown}, Python does not load torchmedic\n")
     return run(command, settings, name=name, hide=not is_command, output=output)
 
 

@@ -88,11 +88,11 @@ class _Schema(msgspec.Struct):
 
 
 def accepted(report: Report, path: Path) -> Report:
-    """A report that was read, with texts as torchmedic writes them. Raises UnreadableRun if it holds too much."""
+    """A report that was read. Raises UnreadableRun if it holds too much."""
     excess = _excess(report)
     if excess:
         raise UnreadableRun(f"cannot read {path}: it holds {excess}")
-    return cleaned(report)
+    return report
 
 
 def _excess(report: Report) -> str:

@@ -156,7 +156,6 @@ def test_an_index_from_the_host_is_checked(shadow: Shadow) -> None:
     failed = shadow.failed(raised.value)
     assert failed is not None
     assert failed.op == "embedding"
-    assert failed.invented
     assert not failed.index_invented
     assert shadow.failed(ValueError()) is None
 

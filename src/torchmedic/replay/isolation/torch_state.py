@@ -43,14 +43,14 @@ def preserved(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Ten
 def same_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Put back which memory and which gradients tensors have, and their versions; yields the leaves among them."""
     known = {id(tensor): tensor for tensor in tensors}.values()
-    memory = [(tensor, tensor.data) for tensor in known if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
+    memory = [(tensor, tensor.data) for tensor in known if _address(tensor)]
     gradients = [(tensor, tensor.grad) for tensor in known if tensor.is_leaf]
     versions = [(tensor, tensor._version) for tensor in known if not tensor.is_inference()]
     try:
         yield [tensor for tensor, _ in gradients]
     finally:
         for tensor, data in memory:
-            if tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr():
+            if _address(tensor) != _address(data):
                 tensor.data = data  # the replay has bound other memory: `p.data = p.data - rate * p.grad`
         for tensor, gradient in gradients:
             tensor.grad = gradient
@@ -58,6 +58,16 @@ def same_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]
             # The real step may still go back through a graph that has saved this weight.
             if tensor._version != version:
                 set_version(tensor, version)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where the values of a tensor lie; 0 for tensors without memory of their own, such as those inside of `vmap`."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return 0
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 @contextlib.contextmanager
