@@ -107,38 +107,6 @@ def test_an_exception_of_the_script_is_no_difference_between_ranks(tmp_path: Pat
     assert all(end.op and end.line for end in ends)
 
 
-CAUGHT = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-torch.manual_seed(dist.get_rank())
-for step in range(8):
-    try:
-        width = 3 if dist.get_rank() == 1 and step == 5 else 4
-        loss = model(torch.randn(4, width)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    except RuntimeError:  # <- cause
-        continue
-"""
-
-
-@pytest.mark.slow
-def test_a_call_without_partners_is_told_where_what_it_raised_was_caught(tmp_path: Path) -> None:
-    finished = run_ranks(tmp_path, CAUGHT, 2, LONG_STALL_AFTER)
-    assert finished.returncode == 0
-    (found,) = (each for each in finished.report.diagnoses if each.code.startswith("TM7"))
-    assert (found.code, found.severity, found.rank) == ("TM701", "warning", 1)
-    assert found.cause_location is not None
-    assert found.cause_location.line == marked_line(CAUGHT)
-    assert finished.stderr.count("warning[TM701]") == 1
-
-
 @pytest.mark.slow
 def test_ranks_on_two_hosts_find_each_other_through_the_store_of_the_job(tmp_path: Path) -> None:
     case = next(case for case in cases() if case.name == "TM701_barrier_in_save")

@@ -52,9 +52,6 @@ class RankComparison:
         job = ranks.read_job(self._run)
         ended = at_end and job is not None and all(state.fate == "ended" for state in job.ranks)
         found = job.difference if job is not None else None
-        if found is not None and ended and (told := ranks.verdict(self._run)) is not None:
-            evidence = (*told.evidence, "every rank ended with success: what a rank without partners raised was caught")
-            return [msgspec.structs.replace(told, severity="warning", evidence=evidence)]
         if found is not None and found.call is not None and found.expected is not None:
             return []  # the ranks have gone different ways: what their training has in common is over
         if any(isinstance(line, events.ExceptionLine) for folder in self._facts for line in events.read_events(folder)):
