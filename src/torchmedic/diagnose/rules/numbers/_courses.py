@@ -23,6 +23,7 @@ _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
 _PLAIN_RATE = 0.2  # of SGD
 _STEPS = 3  # of growth in a row, at least
 _MIN_GROWTH_FACTOR = 100.0
+_MIN_MOVED = 0.02  # of their own size: weights that are nearer have not made a loss a hundred times as large
 _LOSSES_OF_QUARTERS = 48  # the last ones, in which the level of the loss grows from quarter to quarter
 _GROWTH_OF_QUARTER = 3.0
 _GROWN_WEIGHTS = 1e4  # times their size some updates ago: no training means that
@@ -143,7 +144,19 @@ class WeightGrowth(NamedTuple):
 
 
 def growth(evidence: NumbersEvidence) -> LossGrowth | None:
-    """The growth that ends in the present step; None where there is none to speak of."""
+    """The growth that ends in the present step; None where there is none to speak of, or the weights have no part."""
+    found = _growth_of_losses(evidence)
+    return None if found is None or _have_stayed(evidence, found.steps) else found
+
+
+def _have_stayed(evidence: NumbersEvidence, steps: int) -> bool:
+    """Whether the weights are where they were so many steps ago: then the data has changed, and not the model."""
+    copies = [window.copy for window in evidence.agent.finite.memory.windows()]
+    before = [copy for copy in copies if copy.update <= evidence.agent.clock.updates - steps]
+    return bool(before) and max(copy.distance() for copy in before) < _MIN_MOVED
+
+
+def _growth_of_losses(evidence: NumbersEvidence) -> LossGrowth | None:
     finite = [loss for loss in evidence.incident.losses if math.isfinite(loss)]
     if len(finite) < _STEPS + 1:
         return None
