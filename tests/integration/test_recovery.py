@@ -222,7 +222,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_ranks(tmp_path: Path) -> None:
-    """A forward pass and an update are recovered by one rank alone; a backward pass, in which all take part, is not."""
+    """One rank recovers alone, also in a backward pass, in which all take part: the others wait for its gradients."""
     (tmp_path / "job.py").write_text(RANKS)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     found = {}
@@ -233,10 +233,8 @@ def test_ranks(tmp_path: Path) -> None:
         )
     assert found["nowhere"].returncode == 0, found["nowhere"].stderr
     assert len(set(found["nowhere"].stdout.split(";"))) == 2  # the weights of both ranks, and nothing after them
-    for where, name in (("forward", "forward pass"), ("update", "update of the weights")):
+    names = {"forward": "forward pass", "backward": "backward pass", "update": "update of the weights"}
+    for where, name in names.items():
         assert found[where].returncode == 0, found[where].stderr
         assert found[where].stdout == found["nowhere"].stdout
         assert f"torchmedic: recovered from out-of-memory in the {name} once" in found[where].stderr
-    assert found["backward"].returncode != 0
-    reason = "other ranks take part in this backward pass, and would have to repeat it too"
-    assert f"not recovered from out-of-memory in the backward pass: {reason}" in found["backward"].stderr

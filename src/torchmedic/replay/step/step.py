@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
@@ -19,6 +20,7 @@ from torchmedic.source.syntax import is_module, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 # Files of those that start processes and look after them: to run such a call again would start them again.
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _LAUNCHERS = (
     "torch/distributed/elastic",
     "torch/distributed/run.py",
@@ -151,18 +153,17 @@ def _forward_lines(stack: Stack, agent: StepContext) -> dict[FrameType, int]:
 
     A frame that ended may have left its address to another call of the same function. What is on the stack inside of a
     frame that has gone on to another line since, or that was not on the stack then, has begun later. A frame that has
-    caught the exception stands in its handler, and has not gone on.
+    caught the exception stands in its handler, and has not gone on. A coroutine outlives the call that resumes it.
     """
     noted, found = agent.notes.forward, {}
     catching = {frame for frame, _, _ in stack_at(sys._getframe())} if sys.exc_info()[1] is not None else set()
+    is_later = False
     for frame, line, _ in reversed(stack):
         code, forward = noted.get(id(frame), (None, 0))
-        if code is frame.f_code:
+        is_noted = code is frame.f_code and (not is_later or bool(frame.f_code.co_flags & _SUSPENDABLE))
+        if is_noted:
             found[frame] = forward
-        elif found:
-            break
-        if frame in found and line != forward and frame not in catching:
-            break
+        is_later = bool(found) and (not is_noted or (line != forward and frame not in catching))
     return found
 
 

@@ -113,7 +113,8 @@ def _cut(failure: BackwardFailure, provenance: Provenance, cuts: list[FunctionCa
     def rank(call: FunctionCall) -> tuple[bool, bool]:
         """Sort key: first the cuts of weights that are to be trained, and that do not look intended."""
         assert call.spot is not None
-        sources = (*call.inputs, *leaves_behind(call.inputs))
+        is_off = call.inference or not call.grad_enabled  # then the inputs have no graph: they are the weights
+        sources = call.inputs if is_off else leaves_behind(call.inputs)
         trained = any(id(tensor) in updated for tensor in sources) or not updated
         return not trained, bool(_ON_PURPOSE.search(source_of(call.spot._replace(column=None))))
 

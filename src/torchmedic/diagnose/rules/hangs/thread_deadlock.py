@@ -83,9 +83,11 @@ def _blocked(thread: PyThread, view: InsideView) -> int | None:
     """A thread that cannot give what this one waits for, because this one holds the lock that the other one needs."""
     if thread.waits_for is None or thread.waits_for.kind not in GIVEN:
         return None
-    return next(
-        (each.ident for each in view.threads if each is not thread and _owner(each, view) == thread.ident), None
-    )
+    for each in view.threads:
+        is_joining = each.waits_for is not None and each.waits_for.kind == "thread"
+        if each is not thread and not is_joining and _owner(each, view) == thread.ident:
+            return each.ident
+    return None
 
 
 def _told(stall: Stall, cycle: list[PyThread], given: PyThread | None) -> Draft:
