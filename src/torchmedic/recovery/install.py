@@ -191,7 +191,7 @@ def _around_state_dict(session: Session, original: Callable[..., Any]) -> Callab
 
 
 def _around_zero_grad(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    """It takes no memory, and reads and writes an attribute of each weight: the guard need not see that."""
+    """Make `zero_grad` run without the guard: clearing gradients takes no memory."""
 
     @functools.wraps(original)
     def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:

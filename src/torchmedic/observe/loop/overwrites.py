@@ -36,7 +36,7 @@ class Undone(NamedTuple):
 
 
 class Overwrites:
-    """Of one optimizer. Fed by the ledger."""
+    """Finds out whether the updates of one optimizer are undone. The ledger reports the events of the loop."""
 
     def __init__(self) -> None:
         self.found: Undone | None = None
