@@ -39,14 +39,14 @@ def check(evidence: CheckUp) -> Draft | None:
             examples, positions = (node.shape or (0, 0))[:2]
             kind = type(layer).__name__
             is_copied = isinstance(layer, torch.nn.MultiheadAttention)
-            draft = check.draft(evidence, "likely")
-            draft.message = f"`{kind}` takes the {examples} examples of a batch for the steps of one sequence"
+            draft = check.draft(evidence, "possible")  # sizes alone do not tell examples from steps
+            draft.message = f"`{kind}` may take the {examples} examples of a batch for the steps of one sequence"
             draft.cause = (
                 f"the layer has batch_first=False and was given {examples} x {positions} values, examples first"
             )
             built = (_encoder_layer() if is_copied else None) or evidence.built("cause", layer, "batch_first=False")
             draft.at(built or evidence.of_node("cause", node, "given here"))
-            draft.because(f"the loss compares {examples} rows with targets, so these are the examples")
+            draft.because(f"the loss compares {examples} rows with targets, so these are probably the examples")
             draft.help("build the layer with `batch_first=True`", safety="changes-training")
             return draft.about(step=graph.step).rated("warning")
     return None
