@@ -13,9 +13,9 @@ from running import Finished, marked_line
 
 pytestmark = pytest.mark.timeout(200)
 
-# Every run of the tests has the scripts of the pages of TM7xx, and two failures of one rank's own: in a sharded step,
-# and a death. `make test-all` has all.
-_ALWAYS = ("TM201_fully_sharded", "TM805_killed")
+# Every run of the tests has the scripts of the pages of TM7xx, and one failure of one rank's own, in a sharded step;
+# a death is in test_ranks.py. `make test-all` has all.
+_ALWAYS = ("TM201_fully_sharded",)
 CASES = [pytest.param(case, id=case.name, marks=() if case.name in _ALWAYS else pytest.mark.slow) for case in cases()]
 
 

@@ -374,6 +374,7 @@ STALLED: Family[Stall] = Family(
 # Asked in the parent, of a job of several ranks that has failed or stands still.
 RANKS: Family[Job] = Family(
     "ranks.collectives_of_two_threads",
+    "ranks.collective_after_exception",
     "ranks.collective_contents_differ",
     "ranks.collectives_in_different_order",
     "ranks.rank_left_the_loop",

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from torchmedic.records.inside import HandledException
 from torchmedic.records.report import Moment, StackFrame
 
 # ended: by itself and well. raised: by an exception. died: by a signal.
@@ -118,7 +119,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     `updates` is how many updates of the weights it has made, `moved` the time of the last entry in its black box.
     `skipped` is the line of a forward that no backward followed, though one follows on this rank as a rule.
     `raised` is the time of an exception of its own, not of one that only tells of the loss of another rank. `seen` is
-    the last place in its black box before the first such exception of the job.
+    the last place in its black box before the first such exception of the job. `handles` is the exception that its main
+    thread handled when it was asked.
     """
 
     rank: int
@@ -131,13 +133,14 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     skipped: StackFrame | None = None
     raised: float = 0.0
     seen: StackFrame | None = None
+    handles: HandledException | None = None
 
 
 # extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.
 # other: another call than theirs. stopped: no further call.
 DifferenceKind = Literal["extra", "missing", "content", "other", "stopped"]
 
-FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "loop", "test", "nothing"]
+FoundBy = Literal["majority", "habit", "insertion", "end", "branch", "loop", "test", "exception", "nothing"]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

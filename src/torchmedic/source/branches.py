@@ -175,6 +175,12 @@ def calls_by_rank(file: str, wanted: Callable[[str], bool]) -> list[int]:
     return [line for line in lines if any(branch.by_rank for branch in branches_around(file, line))]
 
 
+def in_one_try(file: str, line: int, other: int) -> bool:
+    """Whether two lines are in the body of one `try` or `with` statement."""
+    around = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Try | ast.With | ast.AsyncWith))
+    return any(_holds(node.body, line) and _holds(node.body, other) for node in around)
+
+
 def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
     """Whether a function with one of these names is called below `line`, in the same block and under no other `if`."""
     for node in reversed(_around(file, line)):

@@ -129,6 +129,7 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         skipped=next(iter(skipped.frames), None) if skipped is not None else None,
         raised=_raised(folder),
         seen=_seen(box, until),
+        handles=main.handles if main is not None and fate == "running" else None,
     )
 
 

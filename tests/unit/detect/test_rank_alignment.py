@@ -12,6 +12,7 @@ from torchmedic.detect.ranks.late import gave_up
 from torchmedic.detect.ranks.messages import unequal_message, unequal_turns, unmatched
 from torchmedic.diagnose import registry
 from torchmedic.records import StackFrame
+from torchmedic.records.inside import HandledException, PyFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Job, RankLog, RankState
 
 
@@ -32,6 +33,7 @@ def log(rank: int, *calls: Collective, complete: bool = True) -> RankLog:
             tag=each.tag,
             frames=each.frames,
             native=each.native,
+            thread=each.thread,
             time=float(place),
         )
         for place, each in enumerate(calls)
@@ -302,3 +304,46 @@ def test_a_message_larger_than_its_buffer() -> None:
     assert (
         unequal_message([log(0, sends[0]), log(1, call("recv", 20, shape=(2, 8), peer=0, dtypes=("float32",)))]) is None
     )
+
+
+WATCH = call("all_reduce", 40, shape=(1,), thread=1)
+
+
+def test_the_order_of_two_threads_hides_no_call_that_one_thread_left_out() -> None:
+    """The second thread is sometimes first, which is no mistake of the rank that leaves a call out."""
+    first, second = STEP
+    difference = first_difference([log(0, first, second, WATCH, *STEP, SAVE), log(1, first, WATCH, second, END)])
+    assert difference is not None
+    assert difference.call is not None
+    assert difference.expected is not None
+    assert {difference.call.thread, difference.expected.thread} == {0}
+
+
+def test_a_second_thread_that_is_late_in_its_own_group_is_not_the_cause() -> None:
+    late = call("all_reduce", 40, shape=(1,), group="1", thread=1)
+    difference = first_difference([log(0, late, *STEP, END), log(1, *STEP, SAVE, END)])
+    assert difference is not None
+    assert (difference.kind, difference.group) == ("extra", "0")
+
+
+def test_a_rank_in_the_handler_of_an_exception_left_the_way_of_the_others(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("try:\n    work()\n    more()\nfinally:\n    barrier()\nafter()\n")
+
+    def at(op: str, line: int) -> Collective:
+        return Collective(op=op, frames=(StackFrame(file=str(script), line=line, function="<module>"),))
+
+    def state(rank: int, last: Collective, raised_at: int | None = None) -> RankState:
+        frames = (PyFrame(file=str(script), line=raised_at or 0, function="<module>", user=True),)
+        handles = HandledException(kind="ValueError", text="bad", frames=frames) if raised_at else None
+        return RankState(rank=rank, fate="running", log=log(rank, last), handles=handles)
+
+    for raised_at, theirs, rank in ((2, 3, 0), (2, 2, 0), (2, 6, None), (None, 3, None)):
+        states = [state(0, at("barrier", 5), raised_at), state(1, at("all_reduce", theirs))]
+        difference = first_difference([each.log for each in states if each.log is not None])
+        assert difference is not None
+        found = named(difference, states)
+        assert (found.culprits[0] if found.by == "exception" else None) == rank
+        job = Job(world_size=2, ranks=tuple(states), difference=found)
+        told = registry.load("ranks.collective_after_exception").check(job)
+        assert (told is not None) == (rank is not None)

@@ -76,6 +76,7 @@ def test_what_would_reach_outside_is_refused(tmp_path: Path) -> None:
                 lambda: os._exit(3),
                 lambda: threading.Thread(target=print).start(),
                 lambda: sys.modules["_io"].FileIO(str(tmp_path / "new"), "w"),
+                lambda: torch.distributed.init_process_group("gloo", f"file://{tmp_path}/job", rank=0, world_size=2),
             )
         ):
             assert refusals() == number

@@ -37,13 +37,33 @@ def first_difference(logs: Sequence[RankLog]) -> Difference | None:
         difference
         for group, streams in by_group(logs).items()
         if len(streams) > 1
-        for difference in (unequal_parts(group, streams), _compare(group, streams))
+        for difference in (unequal_parts(group, streams), _of_threads(group, streams))
         if difference is not None
     ]
+    if any(not _is_of_side_thread(each) for each in found):  # a second thread may be late where its rank has failed
+        found = [each for each in found if each.kind != "stopped" or not _is_of_side_thread(each)]
     first = min(found, key=_begun, default=None)
     if first is not None and first.kind == "stopped" and len(found) > 1:  # ranks may wait for each other in two groups
         return next((each for each in found if _went_past(each, logs)), first)
     return first
+
+
+def _is_of_side_thread(difference: Difference) -> bool:
+    return difference.expected is not None and difference.expected.thread > 0
+
+
+def _of_threads(group: str, streams: Mapping[int, Sequence[Collective]]) -> Difference | None:
+    """Compare the calls of one group. Those of each thread come first: their order has nothing to do with chance.
+
+    Second threads are numbered by their first call, so with several of them only the first thread can be compared.
+    """
+    threads = sorted({call.thread for calls in streams.values() for call in calls})
+    for thread in threads[: 2 if len(threads) == 2 else 1] if len(threads) > 1 else ():
+        own = {rank: [call for call in calls if call.thread == thread] for rank, calls in streams.items()}
+        found = _compare(group, own)
+        if found is not None and found.kind != "stopped":
+            return found
+    return _compare(group, streams)
 
 
 def _went_past(difference: Difference, logs: Sequence[RankLog]) -> bool:

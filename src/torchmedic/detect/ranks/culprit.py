@@ -13,13 +13,17 @@ import msgspec
 
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, FoundBy, RankLog, RankState
-from torchmedic.source.branches import Branch, branches_around, exits_before, loops_around
+from torchmedic.source.branches import Branch, branches_around, exits_before, in_one_try, loops_around
 
 _MIN_HABIT = 2  # forwards with a backward that make one without it an exception
 
 
 def named(difference: Difference, states: Sequence[RankState]) -> Difference:
-    """The difference with its culprits exchanged where the source says so."""
+    """The difference with its culprits exchanged where the source, or an exception, says so."""
+    left = [state.rank for state in states if is_left_by_exception(state, difference)]
+    if len(left) == 1:
+        found = _decided(difference, "exception", swapped=left[0] not in difference.culprits)
+        return msgspec.structs.replace(found, kind="other" if found.call is not None else "stopped")
     if difference.kind == "stopped" and _went_past(difference, states):
         return msgspec.structs.replace(
             difference,
@@ -48,6 +52,19 @@ def named(difference: Difference, states: Sequence[RankState]) -> Difference:
     if (own is None) != (other is None):  # one of the two calls depends on an `if`
         return _decided(difference, "test", swapped=own is None)
     return difference
+
+
+def is_left_by_exception(state: RankState, difference: Difference) -> bool:
+    """Whether a rank handles an exception out of a `try` or `with` that the call of the others is still in."""
+    if state.rank not in (*difference.culprits, *difference.others):
+        return False
+    theirs = difference.expected if state.rank in difference.culprits else difference.call
+    frames = (*theirs.frames, *theirs.library) if theirs is not None else ()
+    return state.handles is not None and any(
+        (left.file, left.function) == (frame.file, frame.function) and in_one_try(left.file, left.line, frame.line)
+        for left in state.handles.frames
+        for frame in frames
+    )
 
 
 def _may_be_left_by_rank(call: Collective) -> bool:

@@ -54,6 +54,10 @@ _REFUSED = {
     "concurrent.futures.process.ProcessPoolExecutor": "submit",
     "socket.socket": _CALLS,
     "ssl.SSLSocket": f"{_CALLS} read write",
+    # A job is joined and left once; the other ranks would not meet this one a second time.
+    "torch.distributed": "TCPStore",
+    "torch.distributed.ProcessGroup": "shutdown abort",
+    "torch.distributed.distributed_c10d": "rendezvous _new_process_group_helper",
 }
 _EVENTS = frozenset(
     "subprocess.Popen os.system os.exec os.fork os.forkpty os.posix_spawn os.spawn os.kill os.killpg pty.spawn "

@@ -27,6 +27,7 @@ _REASONS = {
     "branch": "the call depends on the rank",
     "test": "only this one of the two calls depends on an `if`",
     "loop": "the other ranks are still in the loop of the last common call",
+    "exception": "it handles an exception",
     "nothing": "",
 }
 
@@ -54,16 +55,20 @@ def words(call: Collective, *, contents: bool = False) -> str:
     return text
 
 
+def innermost(call: Collective | None) -> StackFrame | None:
+    """The user's innermost line of a call; without one, that of a library."""
+    return next(iter((*call.frames, *call.library)), None) if call is not None else None
+
+
 def place(call: Collective | None) -> str:
-    frame = call.frames[0] if call is not None and call.frames else None
+    frame = innermost(call)
     return f"{relative(frame.file)}:{frame.line}" if frame is not None else "an unknown line"
 
 
 def at_call(call: Collective | None, role: Role, label: str) -> Location | None:
-    """The user's innermost line of a call."""
-    if call is None or not call.frames:
-        return None
-    return line_location(role, call.frames[0].file, call.frames[0].line, label)
+    """The innermost line of a call."""
+    frame = innermost(call)
+    return line_location(role, frame.file, frame.line, label) if frame is not None else None
 
 
 def at_branch(call: Collective, other: Collective | None, role: Role, label: str) -> Location | None:
@@ -88,6 +93,10 @@ def show(draft: Draft, job: Job, difference: Difference) -> None:
         draft.because(
             f"the last call that all ranks made alike: {words(difference.before)} at {place(difference.before)}"
         )
+    for call in (difference.call, difference.expected):
+        if call is not None and not call.frames and call.library:
+            way = ", ".join(f"`{frame.function}`" for frame in call.library[:_MAX_SHOWN])
+            draft.because(f"no line of the script led to {words(call)}, but these functions, innermost first: {way}")
     reason = _REASONS[difference.by]
     draft.because(f"{ranks(difference.culprits)} left the common way: {reason}" if reason else "")
 

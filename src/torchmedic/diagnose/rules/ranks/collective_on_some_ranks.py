@@ -18,6 +18,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import (
     at_branch,
     at_call,
+    innermost,
     left_loop,
     place,
     ranks,
@@ -40,7 +41,7 @@ def check(job: Job) -> Draft | None:
         return _skipped(job, difference, *skipped)
     if difference.call is None and difference.expected is not None:
         return _went_past(job, difference, difference.expected)
-    if difference.call is None or not difference.call.frames or left_loop(job, difference) is not None:
+    if difference.call is None or innermost(difference.call) is None or left_loop(job, difference) is not None:
         return None
     call, expected = difference.call, difference.expected
     who, others = ranks(difference.culprits), ranks(difference.others)
@@ -85,7 +86,7 @@ def _went_past(job: Job, difference: Difference, expected: Collective) -> Draft 
     """A member of a group came to a later call of another group, without the call that the others wait in."""
     state = job.of(difference.culprits[0])
     last = state.log.calls[-1] if state is not None and state.log is not None and state.log.calls else None
-    if last is None or last.op in MARKS or difference.group in (last.group, "0"):
+    if last is None or last.op in MARKS or difference.group in (last.group, "0") or last.thread != expected.thread:
         return None
     who, others = ranks(difference.culprits), ranks(difference.others)
     members = ranks(sorted((*difference.culprits, *difference.others)))

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from torchmedic.detect.ranks.alignment import first_difference
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
-from torchmedic.records.ranks import Difference, Job
+from torchmedic.records.ranks import Job
 
 
 @rule("TM722", "collectives-of-two-threads")
@@ -24,33 +23,19 @@ def check(job: Job) -> Draft | None:
     found = job.difference
     if found is None or found.call is None or found.expected is None or found.call.thread == found.expected.thread:
         return None
-    if not all(_is_in_order(job, found, thread) for thread in (found.call.thread, found.expected.thread)):
-        return None
     side, main = (found.call, found.expected) if found.call.thread else (found.expected, found.call)
     where = [
         f"{ranks(who)}: {words(call)}" for who, call in ((found.culprits, found.call), (found.others, found.expected))
     ]
-    draft = check.draft(job, "proven")
+    logs = [state.log for state in job.ranks if state.log is not None]
+    are_two = {call.thread for log in logs for call in log.calls if call.group == found.group} == {0, 1}
+    draft = check.draft(job, "proven" if are_two else "likely")
     draft.message = (
         f"two threads call collectives in one group, and {words(side)} of one met {words(main)} of the other"
     )
     draft.cause = f"the order of {words(side)}, {place(side)}, and {words(main)}, {place(main)}, differs between ranks"
     draft.at(at_call(side, "cause", f"{where[0 if side is found.call else 1]}, in a second thread"))
     draft.at(at_call(main, "surfaced", f"{where[1 if side is found.call else 0]}, at the same time"))
-    draft.because("the calls of each thread alone have the same order on all ranks")
+    draft.because("the calls of each thread alone have the same order on all ranks" if are_two else "")
     show(draft, job, replace(found, by="nothing"))
     return draft.help("give the thread a group of its own: `dist.new_group()` on all ranks, and `group=` in its calls")
-
-
-def _is_in_order(job: Job, difference: Difference, thread: int) -> bool:
-    """Whether the calls of one thread are the same on all ranks, as far as all have come."""
-    logs = [
-        replace(
-            state.log,
-            calls=tuple(call for call in state.log.calls if (call.group, call.thread) == (difference.group, thread)),
-        )
-        for state in job.ranks
-        if state.log is not None
-    ]
-    found = first_difference(logs)
-    return found is None or found.kind == "stopped"
