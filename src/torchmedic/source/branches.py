@@ -31,6 +31,15 @@ class Branch(NamedTuple):
     exit: Exit | None = None
 
     @property
+    def side(self) -> tuple[str, bool]:
+        """What holds for the line, in a form that `rank != 0` and the `else` of `rank == 0` have in common."""
+        test, holds = self.test, self.taken != (self.exit is not None)  # behind an exit, its test does not hold
+        for negated, plain in (("!=", "=="), (" > 0", " == 0")):
+            if negated in test:
+                test, holds = test.replace(negated, plain), not holds
+        return (test[4:], not holds) if test.startswith("not ") else (test, holds)
+
+    @property
     def header(self) -> str:
         return self.test if self.test.startswith("except") else f"if {self.test}"
 
@@ -56,11 +65,11 @@ def branches_around(file: str, line: int) -> list[Branch]:
 
     `f() if test else x` and `test and f()` are branches, too.
     """
-    around = _around(file, line)
+    around = nodes_around(file, line)
     found = [
-        _branch(node, taken=_holds(node.body, line))
+        _branch(node, taken=holds(node.body, line))
         for node in around
-        if isinstance(node, ast.If) and (_holds(node.body, line) or _holds(node.orelse, line))
+        if isinstance(node, ast.If) and (holds(node.body, line) or holds(node.orelse, line))
     ]
     if around and isinstance(around[-1], ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
         found.extend(_branches_in(around[-1]))
@@ -91,11 +100,11 @@ def exits_before(file: str, line: int) -> list[Branch]:
     """
     found: list[Branch] = []
     handlers: list[Branch] = []
-    for node in _around(file, line):
-        if isinstance(node, ast.Try) and _holds(node.body, line):
+    for node in nodes_around(file, line):
+        if isinstance(node, ast.Try) and holds(node.body, line):
             handlers = [each for each in _handlers(node) if each.exit in ("continue", "return")] + handlers
         for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
-            if _holds(block, line):
+            if holds(block, line):
                 for statement in block:
                     if (statement.end_lineno or statement.lineno) < line:
                         found.extend(_exits(statement))
@@ -105,8 +114,8 @@ def exits_before(file: str, line: int) -> list[Branch]:
 def loops_around(file: str, line: int) -> list[Loop]:
     """The loops of the same function that run a line, innermost first."""
     found = []
-    for node in _around(file, line):
-        if isinstance(node, LOOPS) and (_holds(node.body, line) or line == node.lineno):
+    for node in nodes_around(file, line):
+        if isinstance(node, LOOPS) and (holds(node.body, line) or line == node.lineno):
             exits = tuple(branch for each in node.body for branch in _exits(each) if branch.exit != "continue")
             found.append(Loop(node.lineno, node.end_lineno or node.lineno, _header(node), exits))
     return found[::-1]
@@ -175,30 +184,13 @@ def calls_by_rank(file: str, wanted: Callable[[str], bool]) -> list[int]:
     return [line for line in lines if any(branch.by_rank for branch in branches_around(file, line))]
 
 
-def in_one_try(file: str, line: int, other: int) -> bool:
-    """Whether two lines are in the body of one `try` or `with` statement."""
-    around = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Try | ast.With | ast.AsyncWith))
-    return any(_holds(node.body, line) and _holds(node.body, other) for node in around)
-
-
-def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
-    """Whether a function with one of these names is called below `line`, in the same block and under no other `if`."""
-    for node in reversed(_around(file, line)):
-        for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
-            if _holds(block, line):
-                below = [each for each in block if each.lineno > line and not isinstance(each, ast.If)]
-                calls = [node for each in below for node in ast.walk(each) if isinstance(node, ast.Call)]
-                return any(callee(call) in names for call in calls)
-    return False
-
-
 def callees_at(file: str, line: int) -> set[str]:
     """The names of the functions that a line calls."""
-    calls = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Call) and _spans(node, line))
+    calls = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Call) and spans(node, line))
     return {name for name in map(callee, calls) if name}
 
 
-def _around(file: str, line: int) -> list[ast.AST]:
+def nodes_around(file: str, line: int) -> list[ast.AST]:
     """The nodes with statements that hold a line, from its function inwards."""
     tree = syntax_tree(file)
     path: list[ast.AST] = [tree] if tree is not None else []
@@ -207,7 +199,7 @@ def _around(file: str, line: int) -> list[ast.AST]:
             (
                 child
                 for child in ast.iter_child_nodes(path[-1])
-                if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case) and _spans(child, line)
+                if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case) and spans(child, line)
             ),
             None,
         )
@@ -218,14 +210,14 @@ def _around(file: str, line: int) -> list[ast.AST]:
     return path[start:]
 
 
-def _spans(node: ast.AST, line: int) -> bool:
+def spans(node: ast.AST, line: int) -> bool:
     if isinstance(node, ast.match_case):
-        return _holds(node.body, line)
+        return holds(node.body, line)
     start, end = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
     return start <= line <= end
 
 
-def _holds(block: list[ast.stmt], line: int) -> bool:
+def holds(block: list[ast.stmt], line: int) -> bool:
     return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno)
 
 

@@ -252,7 +252,12 @@ def may_be_explained(run: Path, rank: int, still: float, limit: float) -> bool:
 
 
 def is_raised_in_call(run: Path, diagnosis: Diagnosis) -> bool:
-    """Whether an exception came out of the last call of a rank, which waits for others, and not out of its own code."""
+    """Whether an exception came out of the last call of a rank, which waits for others, and not out of its own code.
+
+    It may also tell of the end of a rank.
+    """
+    if diagnosis.cause.startswith("ProcessExitedException"):
+        return True  # `mp.spawn` tells that a rank has ended
     kind: object = getattr(builtins, diagnosis.cause.partition(":")[0], None)
     if isinstance(kind, type) and not issubclass(kind, RuntimeError | OSError):
         return False  # a call that waits raises no such thing

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from torchmedic.detect.ranks.drift import find_drift
 from torchmedic.detect.ranks.stragglers import find_straggler, slow_phase
 from torchmedic.diagnose import registry
+from torchmedic.diagnose.rule import Draft
 from torchmedic.records import Moment, Phase, StackFrame
 from torchmedic.records.ranks import BACKWARD, Collective, JobFacts, RankFacts, RankLog, WeightSample
 
@@ -92,6 +95,35 @@ def test_updates_that_one_rank_left_out() -> None:
     assert why(after(0, 3, 3), after(1, 4, 2)) == "skipped"
     assert why(after(0, 3, 2), after(1, 4, 2)) == "changed"
     assert why(after(0, 3, 3), after(1, 3, 2)) is None  # the weights are equal
+
+
+def test_the_line_that_leaves_an_update_out_and_the_line_that_leaves_the_wrapper_out(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "for x in data:\n    loss = model.module(x)\n    if count % 4:\n        continue\n    if loss > 3:\n"
+        "        continue\n    optimizer.step()\n"
+    )
+    update, call = (StackFrame(file=str(script), line=line, function="main") for line in (7, 2))
+
+    def told(*ranks: RankFacts, phase: Phase = "forward") -> tuple[str, int]:
+        moment = Moment(
+            time=1.0, step=1, micro_step=0, updates=1, phase=phase, file=call.file, line=2, rss=0, device_memory=0
+        )
+        job = JobFacts(ranks=ranks, logs=QUIET, ended=True, moments={0: (moment,)})
+        found = registry.load("ranks.weights_drift_apart").check(job)
+        assert isinstance(found, Draft)
+        place = found.done().cause_location
+        assert place is not None
+        return place.file, place.line
+
+    def skipping(rank: int, size: float, exchanges: int) -> RankFacts:
+        known = with_samples(facts(rank, 1, 2, size, forwards=1, **WRAPPED), exchanges=exchanges)
+        return replace(known, updating=update)
+
+    assert told(skipping(0, 3, 3), skipping(1, 4, 2))[1] == 5
+    unused = facts(0, 1, 2, 3, **WRAPPED), facts(1, 1, 2, 4, **WRAPPED)
+    assert told(*unused)[1] == call.line
+    assert told(*unused, phase="data")[1] == LINE.line
 
 
 def test_a_weight_whose_gradient_is_never_exchanged() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import dataloader
 
 from torchmedic.observe.hooks.patches import NoticedResult
-from torchmedic.replay.isolation.outside_world import Refused, refusals, sealed
+from torchmedic.replay.isolation.outside_world import Refused, exchanges, refusals, sealed
 from torchmedic.replay.isolation.python_state import python_left_alone
 from torchmedic.replay.isolation.sandbox import signals_deferred
 from torchmedic.replay.step.result import ReplayResult
@@ -84,6 +84,15 @@ def test_what_would_reach_outside_is_refused(tmp_path: Path) -> None:
                 act()
     assert not list(tmp_path.iterdir())
     assert refusals() == 0
+
+
+def test_no_other_rank_hears_of_a_replay() -> None:
+    group = torch.distributed.ProcessGroup(torch.distributed.HashStore(), 0, 2)
+    with sealed():
+        for number, act in enumerate((group.barrier, lambda: group.recv([torch.zeros(2)], 1, 0), group.shutdown)):
+            with pytest.raises(Refused):
+                act()
+            assert exchanges() == min(number + 1, 2)
 
 
 def test_a_signal_that_comes_in_a_replay_is_handled_after_it() -> None:

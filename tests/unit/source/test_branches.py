@@ -13,9 +13,16 @@ from torchmedic.source.branches import (
     calls_by_rank,
     exits_before,
     flags_of_loop,
-    is_after_in_block,
     loops_around,
     process_ends,
+)
+from torchmedic.source.line_relations import (
+    follows_in_block,
+    in_one_try,
+    is_after_in_block,
+    is_on_both_sides,
+    lines_that_set,
+    reads_attribute,
 )
 
 SOURCE = """
@@ -162,3 +169,37 @@ def test_a_handler_around_a_line_may_have_left_it_out(tmp_path: Path) -> None:
     )
     found = exits_before(str(path), 6)
     assert [(branch.line, branch.exit) for branch in found] == [(2, "continue"), (7, "continue")]
+
+
+def test_how_lines_lie_to_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "lines.py"
+    file.write_text(
+        "def load(rank):\n"
+        "    if known:\n"
+        "        return cache\n"
+        "    if rank != 0:\n"
+        "        barrier()\n"
+        "        return read()\n"
+        "    build()\n"
+        "    barrier()\n"
+        "    if rank == 0:\n"
+        "        all_reduce()\n"
+        "    if rank == 0:\n"
+        "        all_reduce()\n"
+        "    try:\n"
+        "        work()\n"
+        "        group['lr'] = rate.module\n"
+        "    finally:\n"
+        "        barrier()\n"
+    )
+    name = str(file)
+    by_rank = next(each for each in exits_before(name, 8) if each.by_rank)
+    assert is_on_both_sides(name, 8, by_rank, "barrier")
+    assert not is_on_both_sides(name, 8, by_rank, "build")
+    assert not is_on_both_sides(name, 10, branches_around(name, 10)[0], "all_reduce")  # twice on the same side
+    assert follows_in_block(name, 5, 8)
+    assert in_one_try(name, 14, 15)
+    assert not in_one_try(name, 14, 17)
+    assert lines_that_set(name, "lr") == [15]
+    assert reads_attribute(name, 15, "module")
+    assert not reads_attribute(name, 14, "module")

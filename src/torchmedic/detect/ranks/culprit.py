@@ -13,7 +13,8 @@ import msgspec
 
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, FoundBy, RankLog, RankState
-from torchmedic.source.branches import Branch, branches_around, exits_before, in_one_try, loops_around
+from torchmedic.source.branches import Branch, branches_around, exits_before, loops_around
+from torchmedic.source.line_relations import in_one_try, is_on_both_sides
 
 _MIN_HABIT = 2  # forwards with a backward that make one without it an exception
 
@@ -138,8 +139,8 @@ def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFra
     """The innermost frame of a call that depends on an `if` about the rank, else on any `if`; with that `if`.
 
     An `if` about the rank that leaves the function in front of the call decides too, and so does one of a library, such
-    as `rank_zero_only`. Lines that the call of the other ranks came through as well decide nothing, and neither do
-    those further out.
+    as `rank_zero_only`. An `if` about the rank with such a call on both of its sides decides nothing. Lines that the
+    call of the other ranks came through as well decide nothing, and neither do those further out.
     """
     common = {place for places in other.path for place in places} if other is not None else set()
     is_own = [(frame.file, frame.line) not in common for frame in call.frames]
@@ -147,7 +148,10 @@ def deciding_frame(call: Collective, other: Collective | None) -> tuple[StackFra
     end = next((at for at in range(start, len(is_own)) if not is_own[at]), len(is_own))
     own = call.frames[start:end]
     found = [
-        (frame, branch) for frame in own for branch in [*branches_around(frame.file, frame.line), *_early_exits(frame)]
+        (frame, branch)
+        for frame in own
+        for branch in [*branches_around(frame.file, frame.line), *_early_exits(frame)]
+        if not (branch.by_rank and is_on_both_sides(frame.file, frame.line, branch, call.op))
     ]
     library = (frame for frame in call.library if (frame.file, frame.line) not in common)
     within = [(frame, branch) for frame in library for branch in branches_around(frame.file, frame.line)]

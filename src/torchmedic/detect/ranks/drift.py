@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
+from torchmedic.source.line_relations import reads_attribute
 
 _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware is smaller
 _MIN_UPDATES = 2
@@ -19,7 +20,7 @@ class Drift(NamedTuple):
     """One weight after a number of updates, with its size on every rank.
 
     `rates` are the learning rates of every rank where they first differed, after `rates_at` updates. `exchanges` is how
-    often every rank had exchanged gradients for the same number of updates.
+    often every rank had exchanged gradients for the same number of updates. `is_call`: the line calls the model.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Drift(NamedTuple):
     rates: tuple[tuple[int, float], ...] = ()
     rates_at: int = 0
     exchanges: tuple[tuple[int, int], ...] = ()
+    is_call: bool = False
 
 
 def find_drift(job: JobFacts) -> Drift | None:
@@ -52,11 +54,13 @@ def find_drift(job: JobFacts) -> Drift | None:
     if why is None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
-    line = first.wrapped_at if why == "unused-wrapper" else first.updating
+    called = _unwrapped(job, first.rank) if why == "unused-wrapper" else None
+    line = called or (first.wrapped_at if why == "unused-wrapper" else first.updating)
     if why == "one-rank":
         line = next(frame for call in _calls(job.logs[0], "reduce") for frame in call.frames)
     exchanges = tuple((each.rank, _sample(each, last).exchanges) for each in facts)
-    return Drift(first.names[index], first.shapes[index], last, sizes, why, line, rates, rates_at, exchanges)
+    name, shape, is_call = first.names[index], first.shapes[index], called is not None
+    return Drift(name, shape, last, sizes, why, line, rates, rates_at, exchanges, is_call)
 
 
 def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_rates: bool) -> Why | None:
@@ -87,6 +91,13 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
     if starts_equal and all(_only_reduces(log, shape, updates) for log in job.logs):
         return "one-rank"
     return None
+
+
+def _unwrapped(job: JobFacts, rank: int) -> StackFrame | None:
+    """The line that calls the model inside of its wrapper, by the attribute `module`."""
+    places = ((each.file, each.line) for each in job.moments.get(rank, ()) if each.phase == "forward" and each.file)
+    found = next((place for place in places if reads_attribute(*place, "module")), None)
+    return StackFrame(file=found[0], line=found[1], function="") if found is not None else None
 
 
 def _only_reduces(log: RankLog, shape: tuple[int, ...], updates: int) -> bool:

@@ -122,7 +122,9 @@ def _stays(_: object) -> None:
 
 def look_at(error: BaseException, handler: Handler) -> None:
     """Have an exception explained, unless it is a way to end that is no failure."""
-    if issubclass(type(error), KeyboardInterrupt | SystemExit | GeneratorExit):
+    launcher = sys.modules.get("torch.distributed.elastic.multiprocessing.api")
+    asked = getattr(launcher, "SignalException", KeyboardInterrupt)  # by a signal, which the launcher of a job obeys
+    if issubclass(type(error), KeyboardInterrupt | SystemExit | GeneratorExit | asked):
         return
     error = contained("observe.endings")(examinable)(error) or error
     hostile_exceptions.mend(error)

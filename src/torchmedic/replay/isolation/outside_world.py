@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
+from torchmedic.observe.ranks.contents import METHODS
 from torchmedic.replay.isolation.open_files import living, open_files_muted, opened
 
 # By module and class: what is left out, and what is refused. A module that nobody has loaded is not loaded for it.
@@ -79,6 +80,7 @@ class Seal:
     def __init__(self) -> None:
         self.refused = ""  # what was asked for last
         self.count = 0
+        self.exchanges = 0  # with other ranks, that were refused
         me = threading.get_ident()
         self._others = {thread for thread in sys._current_frames() if thread != me}
 
@@ -102,6 +104,18 @@ def refuse(what: str) -> None:
     """Raise `Refused` where a replay is under way: a replay must not do this again."""
     if _seal is not None:
         _seal.refuse(what)
+
+
+def refuse_exchange() -> None:
+    """Refuse what other ranks would have to take part in: they are not in this replay."""
+    if _seal is not None:
+        _seal.exchanges += 1
+        _seal.refuse("a collective of torch.distributed")
+
+
+def exchanges() -> int:
+    """How many exchanges with other ranks the replay that is under way has been refused."""
+    return _seal.exchanges if _seal is not None else 0
 
 
 def refusals() -> int:
@@ -131,6 +145,10 @@ def sealed() -> Iterator[None]:
                 for name in names:
                     if callable(getattr(owner, name, None)):
                         _patch(stack, owner, name, make(seal, getattr(owner, name), name))
+        group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
+        for name in METHODS if group is not None else ():
+            if name in vars(group):
+                _patch(stack, group, name, _exchanging(seal, getattr(group, name)))
         for module in (builtins, io, sys.modules["_io"]):
             _patch(stack, module, "open", _opening(seal, module.open))
         _patch(stack, os, "open", _opening_descriptor(seal, os.open))
@@ -205,6 +223,15 @@ def _left_out(seal: Seal, original: Callable[..., Any], name: str) -> Callable[.
 
 def _refusing(seal: Seal, original: Callable[..., Any], name: str) -> Callable[..., Any]:
     return _ours(seal, original, lambda *args, **kwargs: seal.refuse(name))
+
+
+def _exchanging(seal: Seal, original: Callable[..., Any]) -> Callable[..., Any]:
+    def instead(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if group.size() > 1:
+            refuse_exchange()
+        return original(group, *args, **kwargs)
+
+    return _ours(seal, original, instead)
 
 
 def _opening(seal: Seal, original: Callable[..., Any]) -> Callable[..., Any]:

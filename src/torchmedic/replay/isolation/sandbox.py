@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.observe.device.hidden_work import with_default_device
-from torchmedic.replay.isolation.outside_world import reading_refused, refuse, sealed
+from torchmedic.replay.isolation.outside_world import exchanges, reading_refused, refuse_exchange, sealed
 from torchmedic.replay.isolation.python_state import Walk, python_left_alone
 
 _MAX_SECONDS = 120.0  # of a replay, however long a step usually takes
@@ -137,14 +137,18 @@ class Bounds(TorchDispatchMode):
         self._end = time.thread_time() + seconds
         self._deadline = time.monotonic() + WALL_FACTOR * seconds
         self._count = 0
-        self.met_collective = False  # the step wanted to exchange something with other ranks
+        self._exchanges = exchanges()
+
+    @property
+    def met_collective(self) -> bool:
+        """Whether the step wanted to exchange something with other ranks."""
+        return exchanges() > self._exchanges
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.thread_time() > self._end or time.monotonic() > self._deadline:
             raise ReplayTooLong
         if func.namespace in _COLLECTIVE and torch.distributed.get_world_size() > 1:
-            self.met_collective = True
-            refuse("a collective of torch.distributed")  # the other ranks are not in this replay
+            refuse_exchange()
         if self._count % _OPERATIONS_PER_LOOK == 0:
             check_memory()
         self._count += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Sequence
 
 from torchmedic.detect.ranks.culprit import deciding_branch, deciding_frame
@@ -12,12 +10,8 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import listed
 from torchmedic.records import Location, Role, StackFrame
 from torchmedic.records.ranks import MARKS, Collective, Difference, Job, RankState
-from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.user_code import is_library_file, relative
 
-PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
-_CONSTANT_NUMBER = re.compile(r" in t?range\([\d, ]*\)$")
-_FIXED_NUMBER = re.compile(r" in t?range\(")
 _MAX_SHOWN = 8  # ranks that are shown one by one
 _REASONS = {
     "majority": "most ranks went the other way",
@@ -126,177 +120,3 @@ def is_by_rank(difference: Difference) -> bool:
         return False
     branch = deciding_branch(difference.call, difference.expected)
     return branch is not None and branch.by_rank
-
-
-def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
-    """The loop that the culprits have left; None if they are in it, or have only left out a part of a turn."""
-    states = [state for state in map(job.of, difference.culprits) if state is not None]
-    if any(_skipped(state, difference) is not None for state in states):
-        return None
-    found = _left(job, difference) if _continue(job, difference) is None else None
-    if found is None or have_ended(job, difference):
-        return found
-    if found[1].exits:
-        return found
-    is_constant = _CONSTANT_NUMBER.search(found[1].header)  # the source gives the number of turns for all ranks
-    return None if is_constant or _is_chosen_again(job, difference.call) else found
-
-
-def _is_chosen_again(job: Job, call: Collective | None) -> bool:
-    """Whether an `if` leads to a call that the job made before: the loop in front of it had equal turns then.
-
-    The others may have gone past the `if`, and round the outer loop.
-    """
-    if call is None or deciding_branch(call, None) is None:
-        return False
-    logs = (state.log for state in job.ranks if state.log is not None)
-    lines = [(frame.file, frame.line) for frame in call.frames[:2]]
-    return any(
-        lines == [(frame.file, frame.line) for frame in each.frames[:2]]
-        for log in logs
-        for each in log.calls
-        if each.time < call.time
-    )
-
-
-def _skipped(state: RankState, difference: Difference) -> StackFrame | None:
-    """The forward that the rank left without its backward; None if the next call is still a part of that step.
-
-    Such a call is in the function of the forward, below it, and no backward stands between the two.
-    """
-    forward, call, expected = state.skipped, difference.call, difference.expected
-    if forward is None or call is None or expected is None:
-        return forward
-    for frame in call.frames:
-        if (frame.file, frame.function) == (forward.file, forward.function):
-            between = [
-                each.line
-                for each in expected.frames
-                if (each.file, each.function) == (forward.file, forward.function) and each.line < frame.line
-            ]
-            return forward if frame.line <= forward.line or between else None
-    return forward
-
-
-def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
-    """The loop that the others are in and the culprits have left, with its file; None if the culprits are still in it.
-
-    Both the last common call and the expected one must come from the loop: the culprits took part in it. A loop of a
-    library (a Trainer) counts only where the user's code has none. A call that only these ranks make by their number
-    tells nothing about loops.
-    """
-    expected, before = difference.expected, difference.before
-    if expected is None or before is None or is_by_rank(difference):
-        return None
-    last = _last_line(job, difference)
-    for frames, earlier in ((expected.frames, before.frames), (expected.library, before.library)):
-        known = {(frame.file, loop.line) for frame in earlier for loop in loops_around(frame.file, frame.line)}
-        found: list[tuple[str, Loop]] = []
-        for frame in frames:
-            for loop in loops_around(frame.file, frame.line):
-                if (frame.file, loop.line) not in known:
-                    continue
-                if _is_guarded_part(frame, loop, last):
-                    continue
-                inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
-                if inside and difference.call is None:
-                    return None  # a turn of the loop that is not over
-                if not inside and (last or have_ended(job, difference)):
-                    found.append((frame.file, loop))
-        if found:
-            return _telling(found)
-    return None
-
-
-def _is_guarded_part(frame: StackFrame, loop: Loop, last: list[tuple[str, int]]) -> bool:
-    """Whether an `if` inside a loop leads to a call, and the loop is a part of a step, which the rank goes on with.
-
-    Then the `if` is the likelier reason why the rank did not make the call.
-    """
-    branches = [each for each in branches_around(frame.file, frame.line) if each.line > loop.line]
-    guarded = any(each.taken and not each.by_rank and "%" not in each.test for each in branches)
-    outer = [each for each in loops_around(frame.file, frame.line) if each.line < loop.line]
-    goes_on = any(file == frame.file and each.line <= line <= each.end for each in outer for file, line in last)
-    return guarded and not loop.exits and (goes_on or frame.function == "forward")
-
-
-def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
-    """The loop that can have fewer turns on one rank than on another, among the loops that a rank has left.
-
-    That is one with a `break`, else the innermost over something other than a fixed number, else the outermost. A loop
-    over the parameters of a model has the same turns on all ranks.
-    """
-    loops = [each for each in loops if each[1].exits or not PARTS_OF_MODEL.search(each[1].header)]
-    broken = [each for each in loops if each[1].exits]
-    uneven = [each for each in loops if not _FIXED_NUMBER.search(each[1].header)]
-    return next(iter([*broken, *uneven, *loops[-1:]]), None)
-
-
-def have_ended(job: Job, difference: Difference) -> bool:
-    """Whether the processes of the culprits have come to their end."""
-    return all(state is not None and state.fate == "ended" for state in map(job.of, difference.culprits))
-
-
-def _last_line(job: Job, difference: Difference) -> list[tuple[str, int]]:
-    """Where the first culprit is: the lines of its next call, else those of its main thread."""
-    if difference.call is not None:
-        return [place for places in difference.call.path for place in places]
-    state = job.of(difference.culprits[0])
-    if state is not None and state.fate == "running":
-        return [(frame.file, frame.line) for frame in state.at]
-    return []
-
-
-def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | None:
-    """The `if` after which the culprit did not reach the expected call: its file, line and text; None if there is none.
-
-    A rank that made a forward without a backward has skipped it. Else the expected call must be missing in the logs.
-    """
-    expected = difference.expected
-    state = job.of(difference.culprits[0])
-    if expected is None or state is None or not expected.frames:
-        return None
-    skipped = _skipped(state, difference)
-    by_values = difference.kind != "missing" and skipped is None
-    if by_values and not _is_only_expected_chosen(job, difference):
-        return _continue(job, difference)
-    common = {each for places in difference.call.path for each in places} if by_values and difference.call else set()
-    for frame in itertools.takewhile(lambda frame: (frame.file, frame.line) not in common, expected.frames):
-        exits, around = exits_before(frame.file, frame.line), branches_around(frame.file, frame.line)
-        if skipped is not None and skipped.file == frame.file:
-            exits = [branch for branch in exits if branch.line >= skipped.line]
-        if by_values:  # the number of a turn is the same on all ranks
-            exits, around = (
-                [each for each in found if "%" not in each.test and not each.by_rank] for found in (exits, around)
-            )
-        if exits:
-            return frame.file, exits[0].line, exits[0].header
-        around = [branch for branch in around if branch.taken]
-        if around:
-            return frame.file, around[0].line, around[0].header
-    return None
-
-
-def _is_only_expected_chosen(job: Job, difference: Difference) -> bool:
-    """Whether the call of the culprits depends on nothing, and no loop was left: the others may have chosen theirs."""
-    call = difference.call
-    if difference.kind != "other" or call is None or deciding_branch(call, difference.expected) is not None:
-        return False
-    return left_loop(job, difference) is None
-
-
-def _continue(job: Job, difference: Difference) -> tuple[str, int, str] | None:
-    """A `continue` in front of the expected call, in a loop that the culprit has left: it may have used that once.
-
-    A test with `%` counts turns, which is the same on all ranks.
-    """
-    left = _left(job, difference)
-    if left is None or difference.expected is None:
-        return None
-    file, loop = left
-    for frame in difference.expected.frames:
-        for branch in exits_before(frame.file, frame.line):
-            inside = frame.file == file and loop.line < branch.line <= loop.end
-            if inside and branch.exit == "continue" and "%" not in branch.test:
-                return file, branch.line, branch.header
-    return None

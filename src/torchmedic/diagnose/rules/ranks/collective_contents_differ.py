@@ -17,7 +17,8 @@ the same source on all ranks; make all groups on all ranks, in one order.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._side_by_side import PARTS_OF_MODEL, at_call, place, ranks, show, words
+from torchmedic.diagnose.rules.ranks._left_loops import PARTS_OF_MODEL
+from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, Collective, Job
 from torchmedic.source.branches import Branch, Loop, branches_around, loops_around

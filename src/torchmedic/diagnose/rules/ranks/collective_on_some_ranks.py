@@ -15,17 +15,8 @@ from __future__ import annotations
 
 from torchmedic.detect.ranks.culprit import deciding_frame
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._side_by_side import (
-    at_branch,
-    at_call,
-    innermost,
-    left_loop,
-    place,
-    ranks,
-    show,
-    skipping_branch,
-    words,
-)
+from torchmedic.diagnose.rules.ranks._left_loops import left_loop, skipping_branch
+from torchmedic.diagnose.rules.ranks._side_by_side import at_branch, at_call, innermost, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Job
 from torchmedic.source.user_code import relative

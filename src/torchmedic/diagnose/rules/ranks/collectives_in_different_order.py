@@ -18,7 +18,8 @@ from torchmedic.diagnose.rules.ranks._side_by_side import place, ranks, show, wo
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Role, StackFrame
 from torchmedic.records.ranks import MARKS, Collective, Difference, Job
-from torchmedic.source.branches import branches_around, callees_at, is_after_in_block, loops_around
+from torchmedic.source.branches import branches_around, callees_at, loops_around
+from torchmedic.source.line_relations import follows_in_block, is_after_in_block
 
 
 @rule("TM702", "collectives-in-different-order")
@@ -77,6 +78,8 @@ def _is_swapped(difference: Difference) -> bool:
     if _shared_loop(difference) is not None:
         return True
     own, theirs = _parting(call, expected)
+    if own.file == theirs.file and follows_in_block(own.file, own.line, theirs.line):
+        return False  # who is at the later line has passed the other
     return _comes_after(own, theirs, expected.op) and _comes_after(theirs, own, call.op)
 
 

@@ -17,7 +17,8 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import Collective, Job
-from torchmedic.source.branches import Loop, branches_around, exits_before, is_after_in_block, loops_around
+from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
+from torchmedic.source.line_relations import is_after_in_block
 
 _OPPOSITE = {"send": "recv", "recv": "send"}
 

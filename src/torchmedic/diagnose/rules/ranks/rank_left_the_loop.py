@@ -17,7 +17,8 @@ import re
 
 from torchmedic.detect.ranks.culprit import deciding_branch
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._side_by_side import at_call, have_ended, left_loop, ranks, show, words
+from torchmedic.diagnose.rules.ranks._left_loops import CONSTANT_NUMBER, have_ended, left_loop, loops_left
+from torchmedic.diagnose.rules.ranks._side_by_side import at_call, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import Collective, Difference, Job
 from torchmedic.source.branches import Loop, assignments_of, flags_of_loop, process_ends
@@ -38,18 +39,22 @@ def check(job: Job) -> Draft | None:
         return _left_trainer(job, difference, difference.expected, file, loop)
     who, others = ranks(difference.culprits), ranks(difference.others)
     leaves = loop.exits[0] if len(loop.exits) == 1 else None
-    ends = process_ends(file, loop) if have_ended(job, difference) and leaves is None else []
+    loops = loops_left(job, difference, file, loop)
+    may_end = have_ended(job, difference) and leaves is None
+    ends = [line for each in loops for line in process_ends(file, each)] if may_end else []
     line, how = loop.line, "at its end"
     if leaves is not None:
         line, how = leaves.line, f"by `{leaves.exit}`, which only `{leaves.header}` decides"
     elif ends:
         line, how = ends[0], "by the end of its process, or at the end of the loop"
     chosen = difference.call is not None and deciding_branch(difference.call, difference.expected) is not None
-    draft = check.draft(job, "likely" if leaves is not None or ends or chosen else "proven")
+    is_only = not [each for each in loops if each != loop and not CONSTANT_NUMBER.search(each.header)]
+    draft = check.draft(job, "likely" if leaves is not None or ends or chosen or not is_only else "proven")
     draft.message = f"{who} left the loop `{loop.header}` while {others} went on"
     draft.cause = f"{others} made {_what(difference.expected)} once more; {who} had left the loop {how}"
     draft.at(line_location("cause", file, line, f"{who} left the loop here"))
     _show(draft, job, difference)
+    draft.because("" if is_only else "another loop around the call with fewer turns would look the same")
     bounds = _RANGE.search(loop.header)
     if bounds is not None and leaves is None and not ends:
         return draft.help(f"give `{bounds[1]}` the same values on all ranks, for example by a broadcast from one rank")

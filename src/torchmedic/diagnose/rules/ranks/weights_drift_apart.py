@@ -24,9 +24,15 @@ from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Role
 from torchmedic.records.ranks import JobFacts
-from torchmedic.source.branches import branches_around, calls_by_rank
+from torchmedic.source.branches import branches_around, calls_by_rank, exits_before
+from torchmedic.source.line_relations import lines_that_set
 
 _WRITES = re.compile(r"[a-z]\w*[a-z]_")  # a method that writes in place: `copy_`
+_CHANGES = {
+    "changed": "only some ranks change weights here",
+    "skipped": "each rank decides by itself here",
+    "rates": "each rank sets its own learning rate here",
+}
 _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
@@ -64,9 +70,8 @@ def check(job: JobFacts) -> Draft | None:
     scheduling = job.ranks[0].scheduling if drift.why == "rates" and drift.rates_at else None
     if scheduling is not None:
         draft.at(line_location("cause", scheduling.file, scheduling.line, "each rank sets its own learning rate here"))
-    if line is not None and changing is not None:
-        label = "only some ranks change weights here" if drift.why == "changed" else "each rank decides by itself here"
-        draft.at(line_location("cause", line.file, changing, label))
+    if line is not None and changing is not None and scheduling is None:
+        draft.at(line_location("cause", line.file, changing, _CHANGES[drift.why]))
     if line is not None:
         role: Role = "cause" if changing is None and scheduling is None else "surfaced"
         draft.at(line_location(role, line.file, line.line, _label(drift)))
@@ -83,10 +88,16 @@ def check(job: JobFacts) -> Draft | None:
 def _changing(drift: Drift) -> int | None:
     """The only line of the file that loads or writes tensors on some ranks, where no exchange was left out.
 
-    If updates were left out, it is the `if` around the update.
+    If learning rates differ, it is the one that sets them by hand. If updates were left out, it is the `if` around the
+    update, or the one that goes to the next step in front of it.
     """
     if drift.why == "skipped" and drift.line is not None:
-        return next((each.line for each in branches_around(drift.line.file, drift.line.line)), None)
+        place = drift.line.file, drift.line.line
+        exits = (each for each in exits_before(*place) if each.exit in ("continue", "return") and "%" not in each.test)
+        return next((each.line for each in (*branches_around(*place), *exits)), None)
+    if drift.why == "rates" and drift.line is not None:
+        setting = lines_that_set(drift.line.file, "lr")
+        return setting[0] if len(setting) == 1 else None
     if drift.why != "changed" or drift.line is None:
         return None
     lines = calls_by_rank(
@@ -97,6 +108,8 @@ def _changing(drift: Drift) -> int | None:
 
 def _label(drift: Drift) -> str:
     if drift.why == "unused-wrapper":
+        if drift.is_call:
+            return "the model is called here without its wrapper, which exchanges the gradients"
         return "the wrapper is made here, and never called for training"
     if drift.why == "one-rank":
         return "one rank gets the sum, and the others keep something else"

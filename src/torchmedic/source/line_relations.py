@@ -1,0 +1,62 @@
+"""How lines of one file lie to each other: in one block, in one `try`, on both sides of a test; and what lines set."""
+
+from __future__ import annotations
+
+import ast
+
+from torchmedic.source.branches import Branch, branches_around, holds, nodes_around, spans
+from torchmedic.source.syntax import blocks, callee, nodes_in, syntax_tree
+
+
+def is_on_both_sides(file: str, line: int, branch: Branch, name: str) -> bool:
+    """Whether the function of a line calls `name` on the other side of a test about the rank, too."""
+    test, is_true = branch.side
+    around = next(iter(nodes_around(file, line)), None)
+    calls = (node for node in ast.walk(around) if isinstance(node, ast.Call)) if around is not None else ()
+    others = {call.lineno for call in calls if callee(call) == name and call.lineno != line}
+    return any(each.side == (test, not is_true) for other in others for each in branches_around(file, other))
+
+
+def follows_in_block(file: str, line: int, other: int) -> bool:
+    """Whether two lines are in statements of one block, so that a run comes to the later one after the first."""
+    for node in reversed(nodes_around(file, line)):
+        for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
+            if holds(block, line) and holds(block, other):
+                return not any(spans(each, line) and spans(each, other) for each in block)
+    return False
+
+
+def in_one_try(file: str, line: int, other: int) -> bool:
+    """Whether two lines are in the body of one `try` or `with` statement."""
+    around = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Try | ast.With | ast.AsyncWith))
+    return any(holds(node.body, line) and holds(node.body, other) for node in around)
+
+
+def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
+    """Whether a function with one of these names is called below `line`, in the same block and under no other `if`."""
+    for node in reversed(nodes_around(file, line)):
+        for block in blocks(node) if isinstance(node, ast.stmt) else [getattr(node, "body", [])]:
+            if holds(block, line):
+                below = [each for each in block if each.lineno > line and not isinstance(each, ast.If)]
+                calls = [node for each in below for node in ast.walk(each) if isinstance(node, ast.Call)]
+                return any(callee(call) in names for call in calls)
+    return False
+
+
+def lines_that_set(file: str, key: str) -> list[int]:
+    """The lines that assign to an item with this key: `group["lr"] = rate`."""
+    assigned = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Assign | ast.AugAssign))
+    return [
+        node.lineno
+        for node in assigned
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == key
+    ]
+
+
+def reads_attribute(file: str, line: int, name: str) -> bool:
+    """Whether a line reads an attribute of this name."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == name and node.lineno == line
+        for node in nodes_in(syntax_tree(file))
+    )
