@@ -56,23 +56,11 @@ class LockFile(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-class HandledException(msgspec.Struct, frozen=True, kw_only=True):
-    """An exception that a thread handles at the moment: in an `except`, a `finally` or the end of a `with`.
-
-    `frames` are those of its traceback, innermost first. The last one is the frame that handles it, with the line that
-    the exception came out of.
-    """
-
-    kind: str
-    text: str
-    frames: tuple[PyFrame, ...]
-
-
 class PyThread(msgspec.Struct, frozen=True, kw_only=True):
     """A thread as Python shows it, innermost frame first.
 
     `samples` are the positions of its innermost user frame in several looks; if all are equal, the thread did not move.
-    `lock_file` is a file that the thread polls until it disappears. `handles` is known of the main thread.
+    `lock_file` is a file that the thread polls until it disappears.
     """
 
     ident: int
@@ -86,7 +74,6 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[int, ...] = ()
     holds_gil: bool | None = None
     lock_file: LockFile | None = None
-    handles: HandledException | None = None
 
     @property
     def moved(self) -> bool:

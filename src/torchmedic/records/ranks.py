@@ -10,7 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from torchmedic.records.inside import HandledException
 from torchmedic.records.report import Moment, StackFrame
 
 # ended: by itself and well. raised: by an exception. died: by a signal.
@@ -68,11 +67,11 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Collectives whose tensors must have the same shapes on all ranks. The "shape" of a new group is its members, that of a
-# backward the number of weights of the wrapped model.
+# backward the number of weights of the wrapped model, that of a wrapped model the number and the size of its buffers.
 SAME_SHAPES = frozenset(
     (
         "all_reduce broadcast reduce all_gather all_gather_single reduce_scatter reduce_scatter_single new_group "
-        "backward"
+        "backward DistributedDataParallel"
     ).split()
 )
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -100,6 +99,18 @@ class RankLog(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
 
 
+class HandledException(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception that a rank handled when it made a call: in an `except`, a `finally` or the end of a `with`.
+
+    `frames` are those of its traceback, innermost first. `time` is that of the call.
+    """
+
+    kind: str
+    text: str
+    frames: tuple[StackFrame, ...]
+    time: float
+
+
 class RemoteRank(msgspec.Struct, frozen=True, kw_only=True):
     """A rank on another host, as it told of itself at a time (in seconds since the epoch, by its own clock).
 
@@ -119,8 +130,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     `updates` is how many updates of the weights it has made, `moved` the time of the last entry in its black box.
     `skipped` is the line of a forward that no backward followed, though one follows on this rank as a rule.
     `raised` is the time of an exception of its own, not of one that only tells of the loss of another rank. `seen` is
-    the last place in its black box before the first such exception of the job. `handles` is the exception that its main
-    thread handled when it was asked.
+    the last place in its black box before the first such exception of the job. `handles` is the exception that it
+    handled when it made its last call.
     """
 
     rank: int

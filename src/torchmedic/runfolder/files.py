@@ -24,6 +24,7 @@ HTML = "report.html"
 BLACK_BOX = "blackbox"
 SETTINGS = "settings.json"
 RANK_LOG = "collectives.json"
+HANDLED = "handled.json"  # an exception that a rank handled when it called a collective
 RANK_FACTS = "rank.json"
 REMOTE_RANKS = "elsewhere"
 STACKS = "stacks"

@@ -18,17 +18,18 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import ring
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
-from torchmedic.records.ranks import Collective, Fate, Job, RankLog, RankState, RemoteRank
+from torchmedic.records.ranks import MARKS, Collective, Fate, HandledException, Job, RankLog, RankState
 from torchmedic.runfolder import events, files, layout, questions, reading
-from torchmedic.settings import working_folder
 from torchmedic.source.branches import callees_at
 from torchmedic.source.user_code import is_user_file
+from torchmedic.supervise import remote_ranks
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.proc import process
 
 _EXPLANATION_SECONDS = 3.5  # that the parent of a rank gets to explain it, from the limit for a stall on
 _MAX_ENDING_SECONDS = 2.0
 _FUNCTIONAL = "torch/distributed/_functional_collectives.py"
+_MAX_NOTING_SECONDS = 1.0  # between the note of a call and that of the exception which is handled in it
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
 
@@ -51,7 +52,7 @@ def read_job(run: Path, *, still: float = 0.0, exited: Container[int] = ()) -> J
     first = min(filter(None, map(_raised, folders)), default=0.0)
     states = [state for folder in folders if (state := _state(run, folder, first, exited)) is not None]
     states = [_with_fatal_call(run, state, states) for state in states]
-    states += _elsewhere(run, {state.rank for state in states})
+    states += remote_ranks.elsewhere(run, {state.rank for state in states})
     logs = [state.log for state in states if state.log is not None]
     world = max((log.world_size for log in logs), default=0)
     if len(logs) < 2 or world < 2:
@@ -70,34 +71,6 @@ def read_job(run: Path, *, still: float = 0.0, exited: Container[int] = ()) -> J
         step=max((state.updates for state in states), default=None),
         still=still,
     )
-
-
-def _elsewhere(run: Path, here: set[int]) -> list[RankState]:
-    """The ranks on other hosts, which their logs came from through the store of the job."""
-    found = []
-    for path in sorted((run / files.REMOTE_RANKS).glob("*.json")):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            told = reading.decode(reading.read(path), RemoteRank)
-            if told.log.rank not in here:
-                log = _with_paths_of_here(told)
-                skipped = culprit.forward_without_backward(log)
-                frame = next(iter(skipped.frames), None) if skipped is not None else None
-                found.append(RankState(rank=log.rank, fate=told.fate, log=log, skipped=frame))
-    return found
-
-
-def _with_paths_of_here(told: RemoteRank) -> RankLog:
-    """The log of a rank that may work in another folder: files below it are named as they are on this host."""
-    there, here = told.folder.rstrip(os.sep) + os.sep, str(working_folder()).rstrip(os.sep) + os.sep
-    if there == here or not told.folder:
-        return told.log
-
-    def moved(frame: StackFrame) -> StackFrame:
-        name = frame.file
-        return msgspec.structs.replace(frame, file=here + name[len(there) :]) if name.startswith(there) else frame
-
-    calls = [msgspec.structs.replace(call, frames=tuple(map(moved, call.frames))) for call in told.log.calls]
-    return msgspec.structs.replace(told.log, calls=tuple(calls))
 
 
 def _raised(folder: Path) -> float:
@@ -129,8 +102,17 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         skipped=next(iter(skipped.frames), None) if skipped is not None else None,
         raised=_raised(folder),
         seen=_seen(box, until),
-        handles=main.handles if main is not None and fate == "running" else None,
+        handles=_handled(folder, log),
     )
+
+
+def _handled(folder: Path, log: RankLog) -> HandledException | None:
+    """The exception that a rank handled when it made its last call."""
+    last = next((call for call in reversed(log.calls) if not call.native and call.op not in MARKS), None)
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        told = reading.decode(reading.read(folder / files.HANDLED), HandledException)
+        return told if last is not None and 0.0 <= told.time - last.time < _MAX_NOTING_SECONDS else None
+    return None
 
 
 def _seen(box: BoxContents | None, until: float) -> StackFrame | None:

@@ -11,9 +11,9 @@ from torchmedic.detect.ranks.culprit import forward_without_backward, named
 from torchmedic.detect.ranks.late import gave_up
 from torchmedic.detect.ranks.messages import unequal_message, unequal_turns, unmatched
 from torchmedic.diagnose import registry
+from torchmedic.diagnose.rule import Draft
 from torchmedic.records import StackFrame
-from torchmedic.records.inside import HandledException, PyFrame
-from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Job, RankLog, RankState
+from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED, Collective, HandledException, Job, RankLog, RankState
 
 
 def call(op: str, line: int, *, shape: tuple[int, ...] = (), peer: int | None = None, **more: object) -> Collective:
@@ -334,8 +334,8 @@ def test_a_rank_in_the_handler_of_an_exception_left_the_way_of_the_others(tmp_pa
         return Collective(op=op, frames=(StackFrame(file=str(script), line=line, function="<module>"),))
 
     def state(rank: int, last: Collective, raised_at: int | None = None) -> RankState:
-        frames = (PyFrame(file=str(script), line=raised_at or 0, function="<module>", user=True),)
-        handles = HandledException(kind="ValueError", text="bad", frames=frames) if raised_at else None
+        frames = (StackFrame(file=str(script), line=raised_at or 0, function="<module>"),)
+        handles = HandledException(kind="ValueError", text="bad", frames=frames, time=1.0) if raised_at else None
         return RankState(rank=rank, fate="running", log=log(rank, last), handles=handles)
 
     for raised_at, theirs, rank in ((2, 3, 0), (2, 2, 0), (2, 6, None), (None, 3, None)):
@@ -347,3 +347,14 @@ def test_a_rank_in_the_handler_of_an_exception_left_the_way_of_the_others(tmp_pa
         job = Job(world_size=2, ranks=tuple(states), difference=found)
         told = registry.load("ranks.collective_after_exception").check(job)
         assert (told is not None) == (rank is not None)
+
+
+def test_models_with_other_buffers_cannot_be_wrapped_together() -> None:
+    logs = [log(rank, END, call(WRAPPED, 12, shape=(rank, 64 * rank))) for rank in range(2)]
+    difference = first_difference(logs)
+    states = tuple(RankState(rank=each.rank, log=each) for each in logs)
+    told = registry.load("ranks.collective_contents_differ").check(
+        Job(world_size=2, ranks=states, difference=difference)
+    )
+    assert isinstance(told, Draft)
+    assert "buffers (1 with 64 elements) on rank 1 and (0 with 0 elements) on rank 0" in told.message

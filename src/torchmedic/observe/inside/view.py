@@ -21,16 +21,7 @@ from torchmedic.observe.inside.heartbeat import HEART
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
 from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds, span, variables
-from torchmedic.records.inside import (
-    EndedThread,
-    HandledException,
-    InsideView,
-    JobView,
-    LoaderView,
-    LockView,
-    PyFrame,
-    PyThread,
-)
+from torchmedic.records.inside import EndedThread, InsideView, JobView, LoaderView, LockView, PyFrame, PyThread
 from torchmedic.source.user_code import is_user_file
 
 LOOKS = 6
@@ -128,23 +119,7 @@ def _thread(
         samples=samples,
         lines=lines,
         lock_file=_contained(awaited_file, frames),
-        handles=_contained(_handled, ident) if ident == main else None,
     )
-
-
-def _handled(ident: int) -> HandledException | None:
-    """The exception that a thread handles; None of one that only ends a loop or the process."""
-    found: Any = sys._current_exceptions().get(ident)
-    error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
-    if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
-        return None
-    frames, tb = [], error.__traceback__
-    while tb is not None:
-        code = tb.tb_frame.f_code
-        user = is_user_file(code.co_filename)
-        frames.append(PyFrame(file=code.co_filename, line=tb.tb_lineno or 0, function=code.co_name, user=user))
-        tb = tb.tb_next
-    return HandledException(kind=type(error).__name__, text=plain(str(error)), frames=tuple(frames[::-1]))
 
 
 def _telling(frames: list[FrameType]) -> list[FrameType]:

@@ -40,7 +40,7 @@ METHODS = {
 def contents(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Any, size: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """The shapes and dtypes of the tensors that a rank sends; of a new group, its members.
+    """The shapes and dtypes of the tensors that a rank sends; of a new group, its members; of a model, its buffers.
 
     Of `all_to_all`, how many elements the rank sends to each of the `size` ranks, and how many it takes from each.
     """
@@ -50,7 +50,11 @@ def contents(
             members = range(torch.distributed.get_world_size())
         return ((tuple(sorted(members)),) if hasattr(members, "__len__") else ()), ()  # an iterator is for torch
     found = [each for each in tensors or () if isinstance(each, Tensor)]
-    shapes = () if op == WRAPPED else tuple(tuple(each.shape) for each in found)
+    if op == WRAPPED:
+        buffers: list[Tensor] = kwargs.get("buffers", [])
+        shapes: tuple[tuple[int, ...], ...] = ((len(buffers), sum(each.numel() for each in buffers)),)
+    else:
+        shapes = tuple(tuple(each.shape) for each in found)
     if op == "all_to_all" and len(args) > 1:
         splits = args[2:4] if isinstance(args[0], Tensor) and len(args) > 3 else ((), ())
         shapes = _parts(args[1], splits[1], size), _parts(args[0], splits[0], size)

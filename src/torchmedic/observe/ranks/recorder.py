@@ -13,8 +13,11 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
+from time import time
+from types import FrameType
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -25,9 +28,13 @@ from torchmedic.observe.ranks.contents import METHODS, contents
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.ring import FILE, Ring, described
 from torchmedic.observe.ranks.store_mail import StoreMail
-from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED
+from torchmedic.records import StackFrame
+from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED, HandledException
+from torchmedic.runfolder.files import HANDLED, write_atomically
 
 _MAX_KNOWN = 4096  # descriptions kept
+_MAX_HANDLED = 4  # calls that are noted while one exception is handled
+_MAX_TEXT = 200
 _WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
 
 # Methods whose first argument is what they receive; what they send is the second.
@@ -55,6 +62,8 @@ class Recorder:
         self._threads: dict[int, int] = {}  # the number of each thread that calls collectives
         self._marks: dict[tuple[str, str], int] = {}  # by operation and group
         self._shut = False
+        self._path: Path | None = None
+        self._handled = 0, 0  # the identity of an exception, and how many calls were made while it was handled
         self.paused = False  # while a replay runs, whose calls reach no other rank
         self._note_safely = contained("observe.ranks")(self._note)
 
@@ -140,9 +149,10 @@ class Recorder:
     def _wraps(self, *args: Any, **kwargs: Any) -> None:
         """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings.
 
-        Its parameters are sent in C++, and must have the same dtypes on all ranks: one parameter of each is noted.
+        Its parameters are sent in C++, and must have the same dtypes on all ranks: one parameter of each is noted. Its
+        buffers are sent along, and must have the same sizes.
         """
-        self._note_wrapped(*args[:2])
+        self._note_wrapped(args[0], args[1], sys._getframe(2))
         if self.facts is not None:
             self.facts.wrapped(sys._getframe(2))
 
@@ -191,8 +201,8 @@ class Recorder:
             peer, tag = args[1], args[2] if len(args) > 2 else 0
         key: Any
         try:
-            if op == "all_to_all":
-                key = None  # sizes differ from call to call
+            if op in ("all_to_all", WRAPPED):
+                key = None  # sizes differ from call to call, buffers from model to model
             elif tensors is not None and len(tensors) == 1:  # nearly always
                 key = (op, name, peer, tag, tensors[0].shape, tensors[0].dtype)
             else:
@@ -210,10 +220,33 @@ class Recorder:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         thread = self._threads.setdefault(get_ident(), len(self._threads))
         ring.write(text, count, self._sites.number(sys._getframe(2), ring), thread)
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception):
+            self._note_handled(error)
+
+    def _note_handled(self, error: Exception) -> None:
+        """Note an exception that is handled while a collective is called: the process may wait or die in this call."""
+        known, number = self._handled
+        self._handled = id(error), number + 1 if known == id(error) else 1
+        if self._handled[1] > _MAX_HANDLED or self._path is None:
+            return
+        frames, tb = [], error.__traceback__
+        while tb is not None:
+            code = tb.tb_frame.f_code
+            frames.append(StackFrame(file=code.co_filename, line=tb.tb_lineno or 0, function=code.co_name))
+            tb = tb.tb_next
+        told = HandledException(
+            kind=type(error).__name__, text=str(error)[:_MAX_TEXT], frames=tuple(frames[::-1]), time=time()
+        )
+        write_atomically(self._path / HANDLED, msgspec.json.encode(told))
 
     @contained("observe.ranks")
-    def _note_wrapped(self, group: Any, tensors: Any) -> None:
-        self._note(WRAPPED, group, ([*{each.dtype: each for each in tensors}.values()],), {})
+    def _note_wrapped(self, group: Any, tensors: Any, frame: FrameType) -> None:
+        module: Any = frame.f_locals.get("module")
+        is_sent = frame.f_locals.get("init_sync", True) and isinstance(module, torch.nn.Module)
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        buffers = [each for name, each in module.named_buffers() if name not in ignored] if is_sent else []
+        self._note(WRAPPED, group, ([*{each.dtype: each for each in tensors}.values()],), {"buffers": buffers})
 
     def _open(self, rank: int | None = None, size: int = 0) -> Ring | None:
         if self._shut:
@@ -224,4 +257,5 @@ class Recorder:
             rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         folder = self._folder(rank, size)
         self._ring = Ring(folder / FILE, rank, size) if folder is not None else None
+        self._path = folder
         return self._ring

@@ -17,6 +17,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import Job
+from torchmedic.source.user_code import is_user_file
 
 
 @rule("TM725", "collective-after-exception")
@@ -26,7 +27,7 @@ def check(job: Job) -> Draft | None:
     if difference is None or state is None or state.handles is None or not is_left_by_exception(state, difference):
         return None
     handled, call, expected = state.handles, difference.call, difference.expected
-    raised = next((frame for frame in handled.frames if frame.user), handled.frames[0])
+    raised = next((frame for frame in handled.frames if is_user_file(frame.file)), handled.frames[0])
     who, others = ranks(difference.culprits), ranks(difference.others)
     draft = check.draft(job, "proven")
     draft.message = f"{who} raised {handled.kind}, and waits for {others} while it handles this exception"

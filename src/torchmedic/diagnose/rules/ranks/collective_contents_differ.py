@@ -20,7 +20,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._left_loops import PARTS_OF_MODEL
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import BACKWARD, Collective, Job
+from torchmedic.records.ranks import BACKWARD, WRAPPED, Collective, Job
 from torchmedic.source.branches import Branch, Loop, branches_around, loops_around
 
 
@@ -94,6 +94,7 @@ _CURES = {
     "source rank": "pass the same rank as source or destination on all ranks",
     "model size": "call the models, and their backward, in the same order on all ranks",
     _PARTS: "exchange the sizes first: `all_to_all_single` the input splits, and use the result as output splits",
+    "buffers": "register the same buffers, with the same shapes, on all ranks before the model is wrapped",
     "members": "make the groups in the same order on all ranks, also on ranks that are no members",
 }
 
@@ -103,6 +104,9 @@ def _difference(call: Collective, expected: Collective) -> tuple[str, str, str]:
     for one, other in zip(call.dtypes, expected.dtypes, strict=False):
         if one != other:
             return "dtype", one, other
+    if call.shapes != expected.shapes and call.op == WRAPPED:
+        own, theirs = (f"({number} with {size} elements)" for number, size in (call.shapes[0], expected.shapes[0]))
+        return "buffers", own, theirs
     if call.shapes != expected.shapes:
         kind = {"new_group": "members", BACKWARD: "model size", "all_to_all": _PARTS}.get(call.op, "shape")
         pairs = zip(call.shapes, expected.shapes, strict=False)
