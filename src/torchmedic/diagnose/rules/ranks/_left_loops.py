@@ -129,6 +129,24 @@ def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
     return next(iter([*broken, *begun, *uneven, *loops[-1:]]), None)
 
 
+def passed_instead(job: Job, difference: Difference) -> tuple[str, Loop] | None:
+    """A loop around the call of the culprits that the others may have passed without a turn, and gone on to their call.
+
+    Who made this call before has batches for it.
+    """
+    call, expected = difference.call, difference.expected
+    logs = [state.log for state in map(job.of, difference.others) if state is not None and state.log is not None]
+    if call is None or expected is None or any(call.site == each.site for log in logs for each in log.calls):
+        return None
+    lines = [place for places in expected.path for place in places]
+    for frame in call.frames:
+        for loop in loops_around(frame.file, frame.line):
+            inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in lines)
+            if not inside and not CONSTANT_NUMBER.search(loop.header) and not PARTS_OF_MODEL.search(loop.header):
+                return frame.file, loop
+    return None
+
+
 def loops_left(job: Job, difference: Difference, file: str, loop: Loop) -> list[Loop]:
     """The loop that was left, and the others around the expected call in its file, which may have had fewer turns.
 

@@ -17,7 +17,13 @@ import re
 
 from torchmedic.detect.ranks.culprit import deciding_branch
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._left_loops import CONSTANT_NUMBER, have_ended, left_loop, loops_left
+from torchmedic.diagnose.rules.ranks._left_loops import (
+    CONSTANT_NUMBER,
+    have_ended,
+    left_loop,
+    loops_left,
+    passed_instead,
+)
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import Collective, Difference, Job
@@ -49,11 +55,17 @@ def check(job: Job) -> Draft | None:
         line, how = ends[0], "by the end of its process, or at the end of the loop"
     chosen = difference.call is not None and deciding_branch(difference.call, difference.expected) is not None
     is_only = not [each for each in loops if each != loop and not CONSTANT_NUMBER.search(each.header)]
-    draft = check.draft(job, "likely" if leaves is not None or ends or chosen or not is_only else "proven")
+    instead = passed_instead(job, difference)
+    is_open = leaves is not None or ends or chosen or not is_only or instead is not None
+    draft = check.draft(job, "likely" if is_open else "proven")
     draft.message = f"{who} left the loop `{loop.header}` while {others} went on"
     draft.cause = f"{others} made {_what(difference.expected)} once more; {who} had left the loop {how}"
     draft.at(line_location("cause", file, line, f"{who} left the loop here"))
     _show(draft, job, difference)
+    if instead is not None:
+        label = f"or {others} came past this loop without a turn"
+        draft.at(line_location("origin", instead[0], instead[1].line, label))
+        draft.because(f"{others} may have passed `{instead[1].header}` without a turn, and gone on to the next round")
     draft.because("" if is_only else "another loop around the call with fewer turns would look the same")
     bounds = _RANGE.search(loop.header)
     if bounds is not None and leaves is None and not ends:
