@@ -77,8 +77,7 @@ def test_a_healthy_script_is_told_nothing(tmp_path: Path, case: Case) -> None:
     assert finished.report.diagnoses == ()
 
 
-def test_the_cure_of_a_carried_state_is_fit_for_the_first_step(tmp_path: Path) -> None:
-    source = """
+CARRIED = """
 import torch
 from torch import nn
 class Runner:
@@ -95,9 +94,47 @@ runner = Runner()
 for _ in range(4):
     runner.step(torch.randn(3, 2, 4))
 """
+CARRIED_INTO_A_LOOP = """
+import torch
+from torch import nn
+class Tracker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.state = nn.GRUCell(4, 8), None
+    def forward(self, frames):
+        h = self.state if self.state is not None else frames.new_zeros(2, 8)
+        seen = []
+        for frame in frames:
+            h = self.cell(frame, h)
+            seen.append(h)
+        self.state = h
+        return torch.stack(seen)
+tracker = Tracker()
+optimizer = torch.optim.SGD(tracker.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    tracker(torch.randn(3, 2, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        pytest.param(CARRIED, "self.rnn(x, None if self.state is None else self.state.detach())", id="given to a layer"),
+        pytest.param(
+            CARRIED_INTO_A_LOOP,
+            "h = self.state.detach() if self.state is not None else",
+            id="not cut in each turn of a loop",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_cure_of_a_carried_state_is_fit_for_the_first_step(tmp_path: Path, source: str, line: str) -> None:
     failed = run_script(tmp_path, source).only
     (cure,) = [treatment for treatment in failed.treatments if treatment.proven]
     old, new = (line[1:] for line in cure.patch.splitlines() if line[:2] in ("- ", "+ "))
+    assert line in new
     again = tmp_path / "again"
     again.mkdir()
     cured = run_script(again, source.replace(old, new))
