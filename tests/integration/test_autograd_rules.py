@@ -1,7 +1,7 @@
 """Failures of the autograd graph, in many shapes of training script, are diagnosed at the line to change.
 
 The scripts are in autograd_cases/*.txt. `=== name CODE` begins one; `cured` behind the code says that a treatment must
-have been proven on the step; `--- file.py` begins another file of the same script. The line to blame ends in
+have been proven on the step, `slow` that `make test` leaves it out; `--- file.py` begins another file of the same script. The line to blame ends in
 `# <- cause`, other lines that must be named in `# <- also`. The code `none` stands for a healthy script.
 """
 
@@ -42,7 +42,9 @@ def cases(*, healthy: bool) -> list[object]:
             main, *others = re.split(r"^--- ", body, flags=re.M)
             files = {"train.py": main} | {text.split("\n", 1)[0]: text.split("\n", 1)[1] for text in others}
             if (code == "none") == healthy:
-                found.append(pytest.param(Case(name, code, rest == ["cured"], files), id=f"{path.stem}-{name}"))
+                marks = [pytest.mark.slow] if "slow" in rest else []
+                case = Case(name, code, "cured" in rest, files)
+                found.append(pytest.param(case, id=f"{path.stem}-{name}", marks=marks))
     return found
 
 

@@ -269,6 +269,11 @@ def case_160_maskfill():
     torch.rand(3).masked_fill(torch.ones(3), 0)  # <- TM160
 
 
+def case_160_maskfill_beyond_half():
+    scores, value = torch.rand(3).half(), -1e9
+    scores.masked_fill(torch.ones(3).bool(), value)  # <- TM160
+
+
 def case_160_maskfill_int():
     torch.rand(3).masked_fill(torch.ones(3).long(), 0)  # <- TM160
 
