@@ -1,8 +1,9 @@
 """Failures of the autograd graph, in many shapes of training script, are diagnosed at the line to change.
 
 The scripts are in autograd_cases/*.txt. `=== name CODE` begins one; `cured` behind the code says that a treatment must
-have been proven on the step, `slow` that `make test` leaves it out; `--- file.py` begins another file of the same script. The line to blame ends in
-`# <- cause`, other lines that must be named in `# <- also`. The code `none` stands for a healthy script.
+have been proven on the step, `slow` that `make test` leaves it out; `--- file.py` begins another file of the same
+script. The line to blame ends in `# <- cause`, other lines that must be named in `# <- also`. The code `none` stands for
+a healthy script.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ for _ in range(4):
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        pytest.param(CARRIED, "self.rnn(x, None if self.state is None else self.state.detach())", id="given to a layer"),
+        pytest.param(CARRIED, "None if self.state is None else self.state.detach())", id="given to a layer"),
         pytest.param(
             CARRIED_INTO_A_LOOP,
             "h = self.state.detach() if self.state is not None else",
