@@ -2,8 +2,8 @@
 
 The scripts are in autograd_cases/*.txt. `=== name CODE` begins one; `cured` behind the code says that a treatment must
 have been proven on the step, `slow` that `make test` leaves it out; `--- file.py` begins another file of the same
-script. The line to blame ends in `# <- cause`, other lines that must be named in `# <- also`. The code `none` stands for
-a healthy script.
+script. The line to blame ends in `# <- cause`, other lines that must be named in `# <- also`. The code `none` stands
+for a healthy script.
 """
 
 from __future__ import annotations
@@ -119,6 +119,28 @@ for _ in range(4):
     tracker(torch.randn(3, 2, 4)).square().mean().backward()
     optimizer.step()
 """
+PAIR_INTO_A_LOOP = """
+import torch
+from torch import nn
+class Tracker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.state = nn.LSTMCell(4, 8), None
+    def forward(self, frames):
+        h, c = self.state or (frames.new_zeros(2, 8), frames.new_zeros(2, 8))
+        seen = []
+        for frame in frames:
+            h, c = self.cell(frame, (h, c))
+            seen.append(h)
+        self.state = (h, c)
+        return torch.stack(seen)
+tracker = Tracker()
+optimizer = torch.optim.SGD(tracker.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    tracker(torch.randn(3, 2, 4)).square().mean().backward()
+    optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(
@@ -127,8 +149,14 @@ for _ in range(4):
         pytest.param(CARRIED, "None if self.state is None else self.state.detach())", id="given to a layer"),
         pytest.param(
             CARRIED_INTO_A_LOOP,
-            "h = self.state.detach() if self.state is not None else",
+            "self.state = h.detach()",
             id="not cut in each turn of a loop",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            PAIR_INTO_A_LOOP,
+            "tuple(part.detach() for part in self.state)",
+            id="a pair that a loop changes",
             marks=pytest.mark.slow,
         ),
     ],

@@ -14,6 +14,7 @@ keeps the graphs of old steps alive too.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -132,17 +133,19 @@ def _carried(
     trials = GraphTrials(failure)
     treated = None
     if made.in_loop and not repeated and not alone:
-        title = f"detach `{name}` where the next step takes it over"
-        candidates = ((title, edit) for edit in _detached(found))
         whole = imports.edges_since(played.backward_calls[-1].roots)
-        treated = trials.first(
-            candidates,
-            same_loss=False,
-            keep_graphs=False,
-            safety="changes-training",
+        options: dict[str, Any] = {
+            "same_loss": False,
+            "keep_graphs": False,
+            "safety": "changes-training",
             # Detached in each turn of a loop, it would cut the step itself as well.
-            accepts=lambda trial: imports.edges_since(trial.backward_calls[-1].roots) >= whole,
-        )
+            "accepts": lambda trial: imports.edges_since(trial.backward_calls[-1].roots) >= whole,
+        }
+        with _replaced(found, name):
+            treated = trials.first(_stored(name, made), **options)
+        if treated is None:
+            title = f"detach `{name}` where the next step takes it over"
+            treated = trials.first(((title, edit) for edit in _detached(found)), **options)
     is_item = any(each.name == name and each.is_item for each in found.holders)
     filled = _filled_only(name, made) if treated is None and is_item and not repeated else None
     freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
@@ -191,6 +194,30 @@ def _nameless(failure: BackwardFailure, old: list[Import]) -> Draft | None:
 
 def _uses(found: Import) -> list[Spot]:
     return [holder.spot for holder in found.holders]
+
+
+@contextlib.contextmanager
+def _replaced(found: Import, name: str) -> Iterator[None]:
+    """The attribute without its graph, as the step before would have left it with the cure."""
+    holder = next((each for each in found.holders if each.name == name and each.owner and not each.is_item), None)
+    if holder is None:
+        yield
+        return
+    attribute = name.rpartition(".")[2]
+    before = getattr(holder.owner, attribute)
+    setattr(holder.owner, attribute, found.tensor.detach())
+    try:
+        yield
+    finally:
+        setattr(holder.owner, attribute, before)
+
+
+def _stored(name: str, made: Filler) -> Iterator[Candidate]:
+    """The statement that gives an attribute its value, without the graph."""
+    node = made.node
+    if isinstance(node, ast.Assign) and "." in name and len(node.targets) == 1 and ast.unparse(node.targets[0]) == name:
+        text = f"{called(rewritten(made.file, node.value), node.value)}.detach()"
+        yield f"detach `{name}` where it is kept", Edit(spot_of_node(made.file, node.value), text)
 
 
 def _detached(found: Import) -> Iterator[Edit]:
