@@ -30,6 +30,7 @@ from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
 from torchmedic.observe.checkup.zero_weights import zero_product
 from torchmedic.observe.device.async_devices import Fetch
+from torchmedic.source.objects.graph import name_of
 
 _MAX_NODES = 50_000  # of one graph
 _MAX_GATES = 2000  # that are measured
@@ -62,7 +63,7 @@ class Node:
 
     def __init__(self, number: int, raw: Any) -> None:
         self.number = number
-        self.kind = raw.name().rstrip("0123456789")
+        self.kind = name_of(raw).rstrip("0123456789")
         self.sequence = int(raw._sequence_nr())
         self.behind: list[int] = []
         self.missing: list[int] = []  # the positions of inputs that are no part of the graph

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.source.objects.graph import following, walk
+from torchmedic.source.objects.graph import following, name_of, walk
 
 _MAX_NODES = 20000  # of one graph
 _MAX_SAMPLE = 1024  # values of a weight
@@ -127,11 +127,11 @@ class Reach:
 
 def _weights(node: Any) -> list[torch.Tensor]:
     """The weights of a layer, where a node is the operation of one."""
-    if not node.name().startswith(_LAYERS):
+    if not name_of(node).startswith(_LAYERS):
         return []
     found: list[torch.Tensor] = []
     for behind in following(node):
-        after = following(behind) if behind.name().startswith("TBackward") else []
+        after = following(behind) if name_of(behind).startswith("TBackward") else []
         leaf = getattr(after[0] if len(after) == 1 else behind, "variable", None)
         if isinstance(leaf, torch.nn.Parameter) and leaf.dim() > 1:
             found.append(leaf)
@@ -163,7 +163,7 @@ def _meeting(starts: list[Any], wanted: set[int], trained: set[Any]) -> list[tor
 
 
 def _adds_losses(node: Any) -> bool:
-    return bool(node.name().startswith(("AddBackward", "SubBackward")) and _is_number(node))
+    return bool(name_of(node).startswith(("AddBackward", "SubBackward")) and _is_number(node))
 
 
 def _is_number(node: Any) -> bool:
@@ -176,7 +176,7 @@ def _terms(starts: list[Any]) -> list[Any]:
     pending = [start for start in starts if start is not None]
     while pending and len(found) < _MAX_TERMS:
         node = pending.pop()
-        is_scaled = node.name().startswith(("MulBackward", "DivBackward")) and len(following(node)) == 1
+        is_scaled = name_of(node).startswith(("MulBackward", "DivBackward")) and len(following(node)) == 1
         if _adds_losses(node) or (is_scaled and _is_number(node)):
             pending += following(node)
         else:
