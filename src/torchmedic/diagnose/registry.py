@@ -298,6 +298,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.normalised_over_wrong_dimension",
     "checkup.loss_term_without_graph",
     "checkup.dimensions_mixed_up",
+    "checkup.gradient_always_zero",
     "checkup.outdated_amp_names",
     silent=True,
 )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchmedic.observe.checkup import mixed_dimensions, normalisations
+from torchmedic.observe.checkup.dead_ends import DeadEnd, norm_of_one
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
     activation_of,
@@ -57,7 +58,7 @@ class Node:
 
     __slots__ = (
         *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "leaf"),
-        *("missing", "number", "sequence", "shape", "zero"),
+        *("missing", "number", "sequence", "shape", "still", "zero"),
     )
 
     def __init__(self, number: int, raw: Any) -> None:
@@ -78,6 +79,7 @@ class Node:
         self.dim: int | None = None
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
+        self.still: Any = None  # for a trained weight: whether its gradient is 0; a tensor until it is read
         self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
 
@@ -105,6 +107,8 @@ class LossGraph:
         self.is_zero: Any = None  # whether every gradient is exactly 0, once that is known
         self.lost_terms: LostTerms | None = None  # of the same line, in a later step
         self.foreign: ForeignTerm | None = None
+        self.dead_ends: dict[int, DeadEnd] = {}  # by the sequence of a node
+        self.unmoved: list[torch.Tensor] | None = None  # of a step that was run again: weights with a gradient of 0
         self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
         self._numbers: dict[Any, int] = {}
         self._measured = 0
@@ -153,7 +157,7 @@ class LossGraph:
 
     def is_remarkable(self) -> bool:
         """Whether any rule could have something to say; asked first, as to ask the rules takes time."""
-        if self.autocast or self.is_outdated:
+        if self.autocast or self.is_outdated or self.dead_ends:
             return True
         if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
             return True
@@ -216,7 +220,7 @@ class LossGraph:
         """Have every number that is still on its device brought to the host, at once; with the only wait, if any."""
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
-        places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "zero")]
+        places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "still", "zero")]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
         tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]
@@ -267,6 +271,8 @@ class LossGraph:
         self.nodes.append(node)
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
             node.dim = normalisations.signed(int(raw._saved_dim))
+        if (of_one := norm_of_one(node.kind, raw)) is not None:
+            self.dead_ends[node.sequence] = of_one
         node.dims = normalisations.order_of_dims(node.kind, raw, len(node.shape or ()))
         if self._may_read and self._measured < _MAX_GATES:
             with suppress(RuntimeError):  # freed, or overwritten since, which backward itself will complain of
