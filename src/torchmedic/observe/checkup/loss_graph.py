@@ -50,7 +50,7 @@ _PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_ent
 _RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
 _OUTDATED = "torch.cuda.amp"
-_SCORED = ("cross_entropy", "binary_cross_entropy_with_logits")
+_SCORED = ("cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "kl_div")
 
 
 class Node:
