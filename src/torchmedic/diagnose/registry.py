@@ -300,6 +300,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.loss_term_without_graph",
     "checkup.dimensions_mixed_up",
     "checkup.gradient_always_zero",
+    "checkup.policy_pulled_wrong_way",
     "checkup.outdated_amp_names",
     silent=True,
 )

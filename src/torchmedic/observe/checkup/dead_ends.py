@@ -127,5 +127,4 @@ def behind(node: Node, dead: DeadEnd | None) -> list[int]:
     """The numbers of the nodes that get a gradient from a node."""
     if dead is None or (dead.kind == "equal" and node.missing):
         return node.behind  # nothing cancels where one side has no graph
-    positions = [place for place in range(len(node.behind) + len(node.missing)) if place not in node.missing]
-    return [number for place, number in zip(positions, node.behind, strict=True) if place not in dead.inputs]
+    return [number for place, number in node.inputs() if place not in dead.inputs]

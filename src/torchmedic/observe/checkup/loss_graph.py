@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +29,7 @@ from torchmedic.observe.checkup.graph_facts import (
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
+from torchmedic.observe.checkup.policy_terms import added_entropies, advantages_with_graph
 from torchmedic.observe.checkup.zero_weights import zero_product
 from torchmedic.observe.device.async_devices import Fetch
 
@@ -82,6 +83,16 @@ class Node:
         self.still: Any = None  # for a trained weight: whether its gradient is 0; a tensor until it is read
         self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
+
+    @property
+    def made_by(self) -> str:
+        """The method of a distribution that built the node; empty if none did."""
+        return self.birth.method if self.birth is not None else ""
+
+    def inputs(self) -> Iterator[tuple[int, int]]:
+        """The nodes behind, by the positions of the inputs that they made."""
+        positions = (place for place in range(len(self.behind) + len(self.missing)) if place not in self.missing)
+        return zip(positions, self.behind, strict=True)
 
 
 class Loss:
@@ -164,6 +175,8 @@ class LossGraph:
         if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
             return True
         if any(mixed_dimensions.mixing_views(self)) or any(mixed_dimensions.layers_with_wrong_layout(self)):
+            return True
+        if self.has_distributions and (added_entropies(self) or any(advantages_with_graph(self))):
             return True
         if normalisations.are_remarkable(self) or self.lost_terms is not None or zero_product(self) is not None:
             return True
