@@ -1,6 +1,7 @@
 """Operations through which no gradient can pass, because of the values or the shapes that they were given.
 
-A layer norm over one value is constant: the graph of the first step shows it. A difference or a ratio of two equal
+A layer norm over one value is constant, and so is a clamp whose lower bound is above the upper bound: the graph of the
+first step shows it. A difference or a ratio of two equal
 tensors is constant, and its gradients cancel. A product with zeros passes no gradient to its other factor. Such nodes
 do not save what they were given, so the step is run once more, and each operation is looked at while it runs. That is
 done only after a trained weight had a gradient of exactly 0 in each of several steps.
@@ -31,7 +32,7 @@ class DeadEnd(NamedTuple):
     """The inputs to which an operation passes no gradient, by their positions, and why.
 
     `kind` is "equal" for two sides whose gradients cancel, "same" for a loss whose two sides do not differ,
-    "one value" for a norm, and "zeros" for a product.
+    "one value" for a norm, "bounds" for a clamp, and "zeros" for a product.
     """
 
     kind: str
@@ -104,8 +105,12 @@ def _is_readable(value: Any) -> bool:
     return is_plain and not value.is_meta and 0 < value.numel() <= _MAX_ELEMENTS
 
 
-def norm_of_one(kind: str, raw: Any) -> DeadEnd | None:
-    """For the node of a norm: whether it is over one value, so that its input has no effect."""
+def constant(kind: str, raw: Any) -> DeadEnd | None:
+    """For the node of a norm over one value, or of a clamp without a range: its input has no effect."""
+    if kind == "ClampBackward":
+        low, high = raw._saved_min, raw._saved_max
+        is_empty = all(isinstance(bound, float | int) for bound in (low, high)) and low > high
+        return DeadEnd("bounds", "clamp", (0,)) if is_empty else None
     if kind == "NativeLayerNormBackward" and math.prod(raw._saved_normalized_shape) == 1:
         return DeadEnd("one value", "layer norm", (0,))
     if kind == "NativeGroupNormBackward" and raw._saved_C // raw._saved_group * raw._saved_HxW == 1:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchmedic.observe.checkup import mixed_dimensions, normalisations
-from torchmedic.observe.checkup.dead_ends import DeadEnd, norm_of_one
+from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
     activation_of,
@@ -29,7 +29,7 @@ from torchmedic.observe.checkup.graph_facts import (
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
-from torchmedic.observe.checkup.policy_terms import added_entropies, advantages_with_graph
+from torchmedic.observe.checkup.policy_terms import are_remarkable
 from torchmedic.observe.checkup.zero_weights import zero_product
 from torchmedic.observe.device.async_devices import Fetch
 
@@ -176,7 +176,7 @@ class LossGraph:
             return True
         if any(mixed_dimensions.mixing_views(self)) or any(mixed_dimensions.layers_with_wrong_layout(self)):
             return True
-        if self.has_distributions and (added_entropies(self) or any(advantages_with_graph(self))):
+        if self.has_distributions and are_remarkable(self):
             return True
         if normalisations.are_remarkable(self) or self.lost_terms is not None or zero_product(self) is not None:
             return True
@@ -284,8 +284,8 @@ class LossGraph:
         self.nodes.append(node)
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
             node.dim = normalisations.signed(int(raw._saved_dim))
-        if (of_one := norm_of_one(node.kind, raw)) is not None:
-            self.dead_ends[node.sequence] = of_one
+        if (dead := constant(node.kind, raw)) is not None:
+            self.dead_ends[node.sequence] = dead
         node.dims = normalisations.order_of_dims(node.kind, raw, len(node.shape or ()))
         if self._may_read and self._measured < _MAX_GATES:
             with suppress(RuntimeError):  # freed, or overwritten since, which backward itself will complain of

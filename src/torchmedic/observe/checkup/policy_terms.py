@@ -27,6 +27,19 @@ class PolicyTerm(NamedTuple):
     other: Node | None
 
 
+def are_remarkable(graph: LossGraph) -> bool:
+    return bool(added_entropies(graph)) or any(advantages_with_graph(graph)) or any(probabilities_as_logits(graph))
+
+
+def probabilities_as_logits(graph: LossGraph) -> Iterator[tuple[Node, Node]]:
+    """The softmaxes whose results a distribution was given as `logits`, and the node that normalises them there."""
+    for node in graph.nodes:
+        if node.kind == "LogsumexpBackward" and node.made_by == "__init__":
+            given = graph.value_of(graph.nodes[node.behind[0]])
+            if given is not None and given.kind == "SoftmaxBackward":
+                yield given, node
+
+
 def policy_terms(graph: LossGraph) -> list[PolicyTerm]:
     found: list[PolicyTerm] = []
     for node in graph.nodes:

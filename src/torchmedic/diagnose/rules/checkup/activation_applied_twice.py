@@ -1,7 +1,7 @@
 """The model ends in a softmax or sigmoid, and the loss applies it again, or takes the logarithm of it.
 
 What: `cross_entropy` was given the result of a softmax, or `binary_cross_entropy_with_logits` the result of a sigmoid.
-Or `nll_loss` or `kl_div` was given the result of a softmax.
+Or `nll_loss` or `kl_div` was given the result of a softmax, or a distribution was given it as `logits`.
 
 Why: the first two losses take *scores* and apply the activation themselves. Probabilities are between 0 and 1, and the
 second activation flattens them: with ten classes the highest possible probability is 0.23. The loss cannot approach 0,
@@ -21,6 +21,7 @@ from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import activation_of
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
+from torchmedic.observe.checkup.policy_terms import probabilities_as_logits
 
 _OF_LOGARITHMS = ("nll_loss", "kl_div")
 _NAMES = {"SoftmaxBackward": "softmax", "SigmoidBackward": "sigmoid"}
@@ -33,6 +34,8 @@ def check(evidence: CheckUp) -> Draft | None:
             node = activation_of(graph, call)
             if node is not None and _is_doubled(call, node):
                 return _diagnosis(evidence, graph, call, node)
+        for softmax, normalised in probabilities_as_logits(graph):
+            return _as_logits(evidence, graph, softmax, normalised)
     return None
 
 
@@ -54,6 +57,17 @@ def _is_doubled(call: LossCall, node: Node) -> bool:
     if node.shape == call.shape:
         return dim == 1
     return dim == len(node.shape) - 1 and node.shape[dim] == classes and classes > 1
+
+
+def _as_logits(evidence: CheckUp, graph: LossGraph, softmax: Node, normalised: Node) -> Draft:
+    draft = check.draft(evidence, "proven")
+    draft.message = "a distribution is given probabilities as `logits`, and applies a softmax to them a second time"
+    draft.cause = "the model returns the result of a softmax where `logits` takes scores"
+    draft.at(evidence.of_node("origin", softmax, "gives probabilities"))
+    draft.at(evidence.of_node("cause", normalised, "takes them for scores"))
+    draft.because("probabilities differ by 1 at most, so no outcome is ever much more likely than another")
+    draft.help("pass them as `probs`, or take the softmax out of the model", safety="changes-training")
+    return draft.about(step=graph.step).rated("warning")
 
 
 def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Draft:

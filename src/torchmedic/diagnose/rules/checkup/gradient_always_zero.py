@@ -2,7 +2,8 @@
 
 What: backward ran, and the gradient of a layer was 0 everywhere in several steps. Each path from the loss to the layer
 contains an operation whose result does not depend on the layer: a difference or a ratio of two equal tensors, a layer
-norm over one value, or the layer was given nothing but zeros in each of several calls.
+norm over one value, a clamp whose lower bound is above its upper bound. Or the layer was given nothing but zeros in
+each of several calls.
 
 Why: the same values stand on both sides: the ratio of a policy to the same policy, a positive and a negative example
 that are the same example, a mean over one value. Or a hidden state is not passed on from call to call, so each call
@@ -27,18 +28,21 @@ _WHY = {
     "equal": "both sides of the {} are equal in every value, so it is constant and its gradients cancel",
     "same": "the {} is given the same values on both sides, so it is 0 and so is each gradient",
     "one value": "a {} over one value gives the same result for every input",
+    "bounds": "the lower bound of the {} is above its upper bound, so it gives the upper bound for every input",
     "zeros": "the layer is given nothing but zeros in each of its calls, so its weights have no effect",
 }
 _LABELS = {
     "equal": "both sides are equal",
     "same": "both sides are equal",
     "one value": "normalises over one value",
+    "bounds": "the bounds are exchanged",
     "zeros": "is given nothing but zeros",
 }
 _HELP = {
     "equal": "take one of the two sides from where it differs: earlier values, another example, another model",
     "same": "compare with a target that is not computed by the same weights from the same input",
     "one value": "leave the norm out where there is a single value",
+    "bounds": "exchange the two bounds",
     "zeros": "pass the result of one call on to the next call, as the hidden state",
 }
 
