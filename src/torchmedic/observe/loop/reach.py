@@ -95,7 +95,8 @@ class Reach:
         self.complete &= len(seen) < _MAX_NODES
         self._note_leaves(leaves, owned)
         if lost and owned:
-            self._remember(starts, lost, owned, step)
+            is_foreign = not any(id(leaf) in owned for leaf in leaves)
+            self._remember(starts, lost, owned, step, is_foreign=is_foreign)
 
     def _note_leaves(self, leaves: list[torch.Tensor], owned: set[int]) -> None:
         self.reached_owned = self.reached_owned or any(id(leaf) in owned for leaf in leaves)
@@ -105,12 +106,16 @@ class Reach:
         self.new_leaves.append(0 if any(id(leaf) in known for leaf in leaves) else len(leaves))
         self._leaves += [weakref.ref(leaf) for leaf in leaves]
 
-    def _remember(self, starts: list[Any], lost: set[int], owned: set[int], step: int) -> None:
+    def _remember(self, starts: list[Any], lost: set[int], owned: set[int], step: int, *, is_foreign: bool) -> None:
         """Take down the layers without an optimizer, and which of them stand between a trained layer and the loss."""
         layers = [(node, weights) for node in walk(starts, most=_MAX_NODES) if (weights := _weights(node))]
         trained = {node for node, weights in layers if any(id(weight) in owned for weight in weights)}
         without = [(node, weight) for node, weights in layers for weight in weights if id(weight) in lost]
-        if not trained or len(without) > _MAX_LAYERS:
+        if len(without) > _MAX_LAYERS or not (trained or is_foreign):
+            return
+        if is_foreign:  # a loss for a network that no optimizer has, as for the second of two critics
+            known = [weight for _, weight in without if type(weight) is torch.nn.Parameter and not weight.is_meta]
+            self.ownerless |= {id(weight): Ownerless(weight, step, is_between=False) for weight in known}
             return
         bare = lost - {id(weight) for _, weight in without}
         if 0 < len(bare) <= _MAX_LAYERS:
