@@ -65,22 +65,36 @@ def advantages_with_graph(graph: LossGraph) -> Iterator[PolicyTerm]:
 
 
 def added_entropies(graph: LossGraph) -> list[Node]:
-    """The entropies of distributions that the loss adds with a factor above 0."""
-    found: list[Node] = []
-    pending = [(root.node, 1) for root in graph.roots if root.node is not None and root.size == 1]
+    """The entropies that the loss adds, while it subtracts log-probabilities times an advantage.
+
+    Where the products are added, the value is an objective: it is made large, and so is its entropy.
+    """
+    products = {term.product.number for term in policy_terms(graph)}
+    roots = [(root.node, 1) for root in graph.roots if root.node is not None and root.size == 1]
+    added: list[Node] = []
+    is_loss = False
+    for node, sign in _signed(graph, roots):
+        if node.made_by == "entropy":
+            added += [node] if sign > 0 else []
+        elif node.number in products:
+            sides = [(number, sign) for number in node.behind]
+            is_loss |= any(turned < 0 for each, turned in _signed(graph, sides) if each.made_by == "log_prob")
+    return added if is_loss else []
+
+
+def _signed(graph: LossGraph, pending: list[tuple[int, int]]) -> Iterator[tuple[Node, int]]:
+    """The nodes that lead to some nodes by sums, factors and the ratio of a policy, with the sign of their effect."""
     seen: set[tuple[int, int]] = set()
     while pending:
         number, sign = pending.pop()
-        node = graph.nodes[number]
         if (number, sign) in seen:
             continue
         seen.add((number, sign))
-        if node.made_by == "entropy":
-            found += [node] if sign > 0 else []
-        elif is_linear(node) or node.kind in _MORE_LINEAR:
+        node = graph.nodes[number]
+        yield node, sign
+        if not node.made_by and (is_linear(node) or node.kind in _MORE_LINEAR or node.kind in _OF_RATIO):
             turned = _turned(node)
             pending += [(later, -sign if place in turned else sign) for place, later in node.inputs()]
-    return found
 
 
 def _turned(node: Node) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
-from torchmedic.observe.checkup.policy_terms import PolicyTerm, added_entropies, advantages_with_graph, policy_terms
+from torchmedic.observe.checkup.policy_terms import PolicyTerm, added_entropies, advantages_with_graph
 
 
 @rule("TM648", "policy-pulled-wrong-way")
@@ -25,7 +25,7 @@ def check(evidence: CheckUp) -> Draft | None:
         if not graph.complete:
             continue
         added = added_entropies(graph)
-        if added and policy_terms(graph):
+        if added:
             return _entropy(evidence, graph, added[0])
         term = next(advantages_with_graph(graph), None)
         if term is not None:
