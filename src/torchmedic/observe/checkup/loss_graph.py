@@ -56,7 +56,7 @@ class Node:
     """One node, and the nodes behind it by their numbers."""
 
     __slots__ = (
-        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "leaf"),
+        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
         *("missing", "number", "sequence", "shape", "zero"),
     )
 
@@ -76,6 +76,7 @@ class Node:
         self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
         self.closed: Any = None  # for a gate: whether no gradient passes it; a tensor of one element until it is read
         self.dim: int | None = None
+        self.last_of: int | None = None  # the dimension whose last element a node takes
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
         self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
@@ -267,6 +268,8 @@ class LossGraph:
         self.nodes.append(node)
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
             node.dim = normalisations.signed(int(raw._saved_dim))
+        if node.kind == "SelectBackward" and normalisations.signed(int(getattr(raw, "_saved_index", 0))) == -1:
+            node.last_of = normalisations.signed(int(raw._saved_dim))
         node.dims = normalisations.order_of_dims(node.kind, raw, len(node.shape or ()))
         if self._may_read and self._measured < _MAX_GATES:
             with suppress(RuntimeError):  # freed, or overwritten since, which backward itself will complain of

@@ -86,6 +86,7 @@ class Fetched(NamedTuple):
     workers: int  # that nobody sets up
     direct: bool  # the user's own code asked for it
     look: BatchLook = NO_LOOK
+    drawn: int = 0  # items of a batch that were drawn at random, at the beginning of a pass
 
 
 class BackwardFact(NamedTuple):
@@ -94,6 +95,7 @@ class BackwardFact(NamedTuple):
     inside_step: bool
     norms: dict[int, float | None]
     is_mean: bool  # the loss is a mean that nothing was done to afterwards
+    targets: frozenset[int] = frozenset()  # of the loss, where the labels of the batch are asked for
 
 
 class StepFact(NamedTuple):

@@ -18,11 +18,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from torchmedic.contained import contained
 from torchmedic.observe.device.device_waits import Waited
-from torchmedic.observe.loop.batch_looks import look_at
+from torchmedic.observe.loop.batch_looks import look_at, targets_of
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.loop.events import (
     BackwardFact,
@@ -45,6 +45,7 @@ from torchmedic.observe.loop.thaws import Thaws
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import user_frame
 
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _FIRST_STEPS = 64  # that are noted when training begins
 _STEPS_AFTER_CHANGE = 24  # that are noted
 _MAX_CHANGES = 4  # that are looked at
@@ -53,6 +54,7 @@ _MAX_EVENTS = 4000  # that are kept
 _LOOK_STEPS = frozenset({6, 12, 24, 40})  # since the ledger woke, at which the evidence is judged
 _BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
 _MAX_TIMED = 12  # calls of `empty_cache` that are timed
+_MAX_TARGETS = 6  # calls of backward whose targets are compared with suspicious labels
 _MAX_IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
 _NORM_STEPS = 24  # in which the witness is also measured, on the CPU
 
@@ -88,6 +90,8 @@ class Habits(Numbering):
         self._emptying = (0.0, 0.0)
         self._where = Sites().where
         self._idle = 0  # batches and forward passes since anything else happened
+        self._asked = 0  # calls of backward for their targets
+        self._has_labels = False  # that the next call of backward is asked for
 
     def start(self) -> None:
         self.listening = self.awake = True
@@ -239,7 +243,12 @@ class Habits(Numbering):
                 if watched.is_used_gradient():
                     norms[number] = watched.norm(wait=self.wants_norms)
         means = bool(roots) and all(isinstance(root, torch.Tensor) and is_mean(root.grad_fn) for root in roots)
-        self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means))
+        targets = frozenset[int]()
+        if self._has_labels and self._asked < _MAX_TARGETS:
+            self._asked += 1
+            targets = targets_of(roots)
+        self._has_labels = False
+        self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means, targets))
         if not self.growth.over and self.events:
             self.growth.backward_begins(roots, self.steps or self._backwards, self.events[-1].place)
 
@@ -356,12 +365,16 @@ class Habits(Numbering):
         position = getattr(iterator, "_num_yielded", 0)
         known = hash(tuple(indices)) if isinstance(indices, list | tuple) and are_numbers(indices) else None
         length = in_order = None
+        drawn = 0
         workers = getattr(iterator, "_num_workers", 0) if getattr(iterator, "_worker_init_fn", None) is None else 0
         if known is not None and position <= 1:
             sampler = iterator._index_sampler
             length = len(sampler)
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
+            drawn = len(indices) if isinstance(getattr(sampler, "sampler", None), _RANDOM) else 0
         whose = self.number(dataset) if dataset is not None else 0
-        fact = Fetched(position, known, whose, length, in_order, workers, direct, look_at(batch))
+        look = look_at(batch)
+        self._has_labels = self._has_labels or bool(look.labels)
+        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn)
         self._add("fetch", whose, frame, fact)
