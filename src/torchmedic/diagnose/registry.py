@@ -276,6 +276,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.updates_undone",
     "loop.identical_inputs",
     "loop.labels_of_other_items",
+    "loop.loop_without_batches",
     "loop.dropout_in_evaluation",
     silent=True,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmedic.detect.loop import (
+    batchless,
     data,
     device_time,
     gradients,
@@ -39,6 +40,7 @@ _FINDERS = (
     leftovers.find,
     undone.find,
     pairing.find,
+    batchless.find,
 )
 
 

@@ -46,6 +46,7 @@ PASSING = frozenset(
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
 _PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+BINARY = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 _RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
 _OUTDATED = "torch.cuda.amp"
@@ -290,17 +291,25 @@ class LossGraph:
         for call in self.losses():
             node = self.value_of(self.made(call.sequence))
             target = call.target()
-            if call.name not in _PAIRED or node is None or node.kind not in _RANGES or target is None:
+            bounds = self._bounds(call, node)
+            if target is None or bounds is None:
                 continue
             if not target.is_floating_point() or not 0 < target.numel() <= _MAX_ELEMENTS or target.is_meta:
                 continue
-            low, high = _RANGES[node.kind]
-            if call.name == "binary_cross_entropy_with_logits":
-                if node.kind != "ReluBackward":
-                    continue
-                low = 0.5  # the probability of the lowest score that is left
+            low, high = bounds
             margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
             self.outside[id(call)] = (((target < low - margin) | (target > high + margin)).sum(), target.numel())
+
+    def _bounds(self, call: LossCall, node: Node | None) -> tuple[float, float] | None:
+        """What the targets of a loss may be, by its definition or by the activation that a model ends in."""
+        if call.name in BINARY:
+            if call.name == BINARY[0] and node is not None and node.kind == "ReluBackward":
+                return 0.5, 1.0  # the probability of the lowest score that is left
+            is_mean = any(
+                each.birth is not None and each.birth.loss is call and each.shape == () for each in self.nodes
+            )
+            return (-0.5, 1.5) if is_mean and not call.is_weighted else None  # 0.7 to 1.2 is usual in a GAN
+        return _RANGES.get(node.kind) if node is not None and call.name in _PAIRED else None
 
 
 def _differ(call: LossCall) -> bool:

@@ -45,6 +45,7 @@ class Watched:
         self.number = number
         self.built = built
         self.caller: Place | None = None  # of the function that built it
+        self.loaded: Place | None = None  # where it was given the state of another one
         self.witness: Witness | None = None
         self.searched = 0
         self.thrown_away = ThrownAway()

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from torchmedic.contained import contained
 from torchmedic.observe.device.device_waits import Waited
@@ -72,6 +72,7 @@ class Habits(Numbering):
         self.mode: tuple[bool, bool] | None = None  # of the last root module: training, gradients
         self.events: list[Event] = []
         self.optimizers: dict[int, Watched] = {}
+        self.metrics: dict[int, list[float]] = {}  # by the number of a schedule: what it was given to compare
         self.epochs_of_schedules: dict[int, int] = {}  # by number: the epoch in which it was judged first
         self.reach = Reach()
         self.growth = GraphGrowth()
@@ -80,6 +81,8 @@ class Habits(Numbering):
         self.standstill = Standstill(self.judge, self._look_anew, self._look_at_frozen)
         self.waited: list[Waited] = []  # lines that wait for the device in every step
         self.steps = 0  # of any optimizer
+        self.empty: tuple[Place, int, int] | None = None  # a loader without a batch: its loop, items, size of a batch
+        self.is_ending = False
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0
         self._last = _FIRST_STEPS
@@ -155,7 +158,7 @@ class Habits(Numbering):
     @contained("observe.habits")
     def judge(self) -> None:
         self.evaluation.disarm()
-        if self.events:
+        if self.events or self.empty is not None:
             self._look(self)
 
     def waits_measured(self, found: list[Waited]) -> None:
@@ -207,6 +210,8 @@ class Habits(Numbering):
         if known is None or known.built is None:  # `load_state_dict` comes here for one that was built before
             watched = self.optimizers[number] = Watched(optimizer, number, built)
             watched.caller = Place(caller.f_code.co_filename, caller.f_lineno) if caller is not None else None
+        else:
+            known.loaded = built
         for dead in [key for key, watched in self.optimizers.items() if watched.reference() is None]:
             del self.optimizers[dead]
 
@@ -343,6 +348,12 @@ class Habits(Numbering):
         self._add("schedule", self.number(scheduler), frame, ScheduleFact(whose, explicit, lr))
 
     @contained("observe.habits")
+    def measured(self, schedule: Any, metric: Any) -> None:
+        """A schedule is given a number to compare, which it reads itself."""
+        if isinstance(metric, float | int | torch.Tensor):
+            self.metrics.setdefault(self.number(schedule), []).append(float(metric))
+
+    @contained("observe.habits")
     def forward(self, module: torch.nn.Module, frame: FrameType) -> None:
         mode = (module.training, torch.is_grad_enabled())
         if not self.awake:
@@ -358,6 +369,23 @@ class Habits(Numbering):
             self.wake()
         if self.awake:
             self._add("eval", self.number(module), frame)
+
+    @contained("observe.habits")
+    def pass_begins(self, iterator: Any, frame: FrameType) -> None:
+        """A batch is asked for, the first of a pass over the data."""
+        sampler = iterator._index_sampler
+        if self.steps or not self.optimizers or not torch.is_grad_enabled():
+            return  # not a loop that trains
+        if not isinstance(sampler, BatchSampler) or len(sampler):
+            return
+        place = self._where(frame)[1]
+        if place.line and self.empty is None:
+            self.empty = (place, len(iterator._dataset), sampler.batch_size)
+
+    def ending(self) -> None:
+        """The run ends: judge what there is."""
+        self.is_ending = True
+        self.judge()
 
     @contained("observe.habits")
     def fetched(self, iterator: Any, indices: Any, batch: Any, frame: FrameType, *, direct: bool) -> None:
