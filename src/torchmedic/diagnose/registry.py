@@ -277,6 +277,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.identical_inputs",
     "loop.labels_of_other_items",
     "loop.loop_without_batches",
+    "loop.nothing_loaded",
     "loop.dropout_in_evaluation",
     silent=True,
 )

@@ -6,6 +6,7 @@ import msgspec
 
 from torchmedic.observe.device.device_waits import Waited
 from torchmedic.observe.heap.walk import Held
+from torchmedic.observe.loop.loads import Unmatched
 from torchmedic.source.spots import Place
 
 
@@ -224,6 +225,10 @@ class LoopWithoutBatches(LoopIncident, frozen=True, kw_only=True):
     turns: int = 0
     items: int = 0
     size: int = 0
+
+
+class NothingLoaded(LoopIncident, frozen=True, kw_only=True):
+    load: Unmatched
 
 
 class SameRandomnessInWorkers(LoopIncident, frozen=True, kw_only=True):

@@ -57,7 +57,20 @@ class Node:
     """One node, and the nodes behind it by their numbers."""
 
     __slots__ = (
-        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
+        *(
+            "behind",
+            "birth",
+            "closed",
+            "dim",
+            "dims",
+            "dtype",
+            "factor",
+            "is_of_one",
+            "kind",
+            "largest",
+            "last_of",
+            "leaf",
+        ),
         *("missing", "number", "sequence", "shape", "zero"),
     )
 
@@ -77,6 +90,7 @@ class Node:
         self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
         self.closed: Any = None  # for a gate: whether no gradient passes it; a tensor of one element until it is read
         self.dim: int | None = None
+        self.is_of_one = False  # normalises single values
         self.last_of: int | None = None  # the dimension whose last element a node takes
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
@@ -149,6 +163,15 @@ class LossGraph:
         """The leaves that a node reaches."""
         found = [self.nodes[each].leaf for each in self._reached([], [number])]
         return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
+    def leaves_reached(self, *, without: Iterable[Node]) -> list[torch.Tensor]:
+        """The leaves that the loss reaches by ways that cross none of these nodes."""
+        found = [self.nodes[number].leaf for number in self._reached(without)]
+        return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
+    def is_number(self, call: LossCall) -> bool:
+        """Whether the result of a loss function is one number, and not one per element."""
+        return any(each.birth is not None and each.birth.loss is call and each.shape == () for each in self.nodes)
 
     def gates(self) -> list[Node]:
         return [node for node in self.nodes if node.closed is not None]
@@ -269,6 +292,7 @@ class LossGraph:
         self.nodes.append(node)
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
             node.dim = normalisations.signed(int(raw._saved_dim))
+        node.is_of_one = tuple(getattr(raw, "_saved_normalized_shape", ())) in ((1,), (1, 1))
         if node.kind == "SelectBackward" and normalisations.signed(int(getattr(raw, "_saved_index", 0))) == -1:
             node.last_of = normalisations.signed(int(raw._saved_dim))
         node.dims = normalisations.order_of_dims(node.kind, raw, len(node.shape or ()))
@@ -305,10 +329,9 @@ class LossGraph:
         if call.name in BINARY:
             if call.name == BINARY[0] and node is not None and node.kind == "ReluBackward":
                 return 0.5, 1.0  # the probability of the lowest score that is left
-            is_mean = any(
-                each.birth is not None and each.birth.loss is call and each.shape == () for each in self.nodes
-            )
-            return (-0.5, 1.5) if is_mean and not call.is_weighted else None  # 0.7 to 1.2 is usual in a GAN
+            return (
+                (-0.5, 1.5) if self.is_number(call) and not call.is_weighted else None
+            )  # 0.7 to 1.2 is usual in a GAN
         return _RANGES.get(node.kind) if node is not None and call.name in _PAIRED else None
 
 

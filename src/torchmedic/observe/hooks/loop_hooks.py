@@ -52,6 +52,7 @@ class HabitHooks:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             around(clip_grad, name, self._clip_begins, lambda frame, *_, **__: habits.clip_ended())
             assign(nn_utils, name, getattr(clip_grad, name))
+        around(nn.Module, "load_state_dict", habits.loading, habits.loaded, while_listening=True)
         around(GradScaler, "scale", lambda frame, scaler, *_, **__: habits.scaled(scaler))
         around(
             *(GradScaler, "unscale_"),

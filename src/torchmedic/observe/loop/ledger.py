@@ -38,6 +38,7 @@ from torchmedic.observe.loop.events import (
     rates,
 )
 from torchmedic.observe.loop.graph_growth import GraphGrowth
+from torchmedic.observe.loop.loads import Unmatched, unmatched, writes_of
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.observe.loop.standstill import Standstill
@@ -83,6 +84,7 @@ class Habits(Numbering):
         self.steps = 0  # of any optimizer
         self.empty: tuple[Place, int, int] | None = None  # a loader without a batch: its loop, items, size of a batch
         self.is_ending = False
+        self.unmatched: list[Unmatched] = []  # states that were loaded in vain
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0
         self._last = _FIRST_STEPS
@@ -381,6 +383,23 @@ class Habits(Numbering):
         place = self._where(frame)[1]
         if place.line and self.empty is None:
             self.empty = (place, len(iterator._dataset), sampler.batch_size)
+
+    @contained("observe.habits")
+    def loading(self, frame: FrameType, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any) -> None:
+        """A state is about to be loaded. What fits later, or fits another module, makes up for what did not."""
+        number = self.number(module)
+        self.unmatched = [each for each in self.unmatched if each.module != number]
+        found = None if strict else unmatched(state, module, self._where(frame)[1], number)
+        if found is not None:
+            self.unmatched.append(found)
+        else:
+            self.unmatched = [each for each in self.unmatched if each.state != id(state)]
+
+    @contained("observe.habits")
+    def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:
+        """A state was loaded. A module may know more names than those of its tensors."""
+        if self.unmatched and self.unmatched[-1].writes != writes_of(module):
+            self.unmatched.pop()
 
     def ending(self) -> None:
         """The run ends: judge what there is."""

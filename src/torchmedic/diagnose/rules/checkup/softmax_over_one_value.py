@@ -42,6 +42,9 @@ class Single(NamedTuple):
 @rule("TM643", "softmax-over-one-value")
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
+        normed = next((node for node in graph.nodes if node.is_of_one), None)
+        if normed is not None:
+            return _of_layer_norm(evidence, graph, normed)
         of_one = softmaxes_of_one(graph)
         single = [found for node in of_one if (found := _single(graph, node)) is not None]
         if not of_one or not graph.complete:
@@ -59,6 +62,16 @@ def check(evidence: CheckUp) -> Draft | None:
             if not graph.reaches(found.weight, without=softmaxes) and _is_written_as_one(_built(evidence, found)):
                 return _diagnosis(evidence, graph, found, is_all=False)
     return None
+
+
+def _of_layer_norm(evidence: CheckUp, graph: LossGraph, node: Node) -> Draft:
+    draft = check.draft(evidence, "proven")
+    draft.message = "a layer norm normalises single values, so its result is the same for every input"
+    draft.cause = "the mean of one value is the value itself: the difference is 0, whatever the input is"
+    draft.at(evidence.of_node("cause", node, "normalises over one value"))
+    draft.because(f"its result has the shape {list(node.shape or ())}" if node.shape else "")
+    draft.help("normalise over several features, or over the batch, or leave the layer out", safety="changes-training")
+    return draft.about(step=graph.step).rated("warning")
 
 
 def _in_every_step(evidence: CheckUp, graph: LossGraph) -> Node | None:
