@@ -21,7 +21,7 @@ from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.source.live_frames import node_location
 
 
-@loop_rule("TM652", "loop-without-batches", LoopWithoutBatches)
+@loop_rule("TM654", "loop-without-batches", LoopWithoutBatches)
 def check(evidence: LoopEvidence, incident: LoopWithoutBatches) -> Draft | None:
     return _used_up(evidence, incident) if incident.name else _empty(evidence, incident)
 
