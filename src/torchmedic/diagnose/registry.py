@@ -277,6 +277,8 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.identical_inputs",
     "loop.labels_of_other_items",
     "loop.result_thrown_away",
+    "loop.loop_without_batches",
+    "loop.nothing_loaded",
     "loop.dropout_in_evaluation",
     silent=True,
 )

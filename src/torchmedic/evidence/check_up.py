@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 
 import msgspec
@@ -35,6 +35,7 @@ class CheckUp:
         models: Modules that are known to be trained, where no frame holds them.
         past: The weights of some updates ago.
         sure_after_one: Whether one look is enough, because somebody asks about this very batch.
+        drawn: Sizes of batches whose items a DataLoader has drawn at random.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CheckUp:
         rank: int = 0,
         past: Copy | None = None,
         sure_after_one: bool = False,
+        drawn: Collection[int] = (),
     ) -> None:
         self.graphs = graphs
         self.optimized = optimized
@@ -55,6 +57,7 @@ class CheckUp:
         self.rank = rank
         self.past = past
         self._sure_after_one = sure_after_one
+        self.drawn = drawn
         self._frame = frame
         self._models = models
 

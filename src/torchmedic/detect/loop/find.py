@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmedic.detect.loop import (
+    batchless,
     data,
     device_time,
     gradients,
@@ -41,6 +42,7 @@ _FINDERS = (
     undone.find,
     pairing.find,
     thrown_away.find,
+    batchless.find,
 )
 
 

@@ -49,6 +49,7 @@ PASSING = frozenset(
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
 _PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+BINARY = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 _RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
 _OUTDATED = "torch.cuda.amp"
@@ -59,7 +60,7 @@ class Node:
     """One node, and the nodes behind it by their numbers."""
 
     __slots__ = (
-        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "leaf"),
+        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
         *("missing", "number", "sequence", "shape", "still", "zero"),
     )
 
@@ -79,6 +80,7 @@ class Node:
         self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
         self.closed: Any = None  # for a gate: whether no gradient passes it; a tensor of one element until it is read
         self.dim: int | None = None
+        self.last_of: int | None = None  # the dimension whose last element a node takes
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
         self.still: Any = None  # for a trained weight: whether its gradient is 0; a tensor until it is read
@@ -163,6 +165,15 @@ class LossGraph:
         """The leaves that a node reaches."""
         found = [self.nodes[each].leaf for each in self._reached([], [number])]
         return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
+    def leaves_reached(self, *, without: Iterable[Node]) -> list[torch.Tensor]:
+        """The leaves that the loss reaches by ways that cross none of these nodes."""
+        found = [self.nodes[number].leaf for number in self._reached(without)]
+        return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
+    def is_number(self, call: LossCall) -> bool:
+        """Whether the result of a loss function is one number, and not one per element."""
+        return any(each.birth is not None and each.birth.loss is call and each.shape == () for each in self.nodes)
 
     def gates(self) -> list[Node]:
         return [node for node in self.nodes if node.closed is not None]
@@ -287,6 +298,8 @@ class LossGraph:
             node.dim = normalisations.signed(int(raw._saved_dim))
         if (dead := constant(node.kind, raw)) is not None:
             self.dead_ends[node.sequence] = dead
+        if node.kind == "SelectBackward" and normalisations.signed(int(getattr(raw, "_saved_index", 0))) == -1:
+            node.last_of = normalisations.signed(int(raw._saved_dim))
         node.dims = normalisations.order_of_dims(node.kind, raw, len(node.shape or ()))
         if self._may_read and self._measured < _MAX_GATES:
             with suppress(RuntimeError):  # freed, or overwritten since, which backward itself will complain of
@@ -307,17 +320,24 @@ class LossGraph:
         for call in self.losses():
             node = self.value_of(self.made(call.sequence))
             target = call.target()
-            if call.name not in _PAIRED or node is None or node.kind not in _RANGES or target is None:
+            bounds = self._bounds(call, node)
+            if target is None or bounds is None:
                 continue
             if not target.is_floating_point() or not 0 < target.numel() <= _MAX_ELEMENTS or target.is_meta:
                 continue
-            low, high = _RANGES[node.kind]
-            if call.name == "binary_cross_entropy_with_logits":
-                if node.kind != "ReluBackward":
-                    continue
-                low = 0.5  # the probability of the lowest score that is left
+            low, high = bounds
             margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
             self.outside[id(call)] = (((target < low - margin) | (target > high + margin)).sum(), target.numel())
+
+    def _bounds(self, call: LossCall, node: Node | None) -> tuple[float, float] | None:
+        """What the targets of a loss may be, by its definition or by the activation that a model ends in."""
+        if call.name in BINARY:
+            if call.name == BINARY[0] and node is not None and node.kind == "ReluBackward":
+                return 0.5, 1.0  # the probability of the lowest score that is left
+            return (
+                (-0.5, 1.5) if self.is_number(call) and not call.is_weighted else None
+            )  # 0.7 to 1.2 is usual in a GAN
+        return _RANGES.get(node.kind) if node is not None and call.name in _PAIRED else None
 
 
 def _differ(call: LossCall) -> bool:

@@ -72,6 +72,15 @@ def layers_with_wrong_layout(graph: LossGraph) -> Iterator[tuple[torch.nn.Module
             yield layer, node
 
 
+def takes_last(graph: LossGraph, made: Node) -> bool:
+    """Whether the last element of the second dimension of a result is taken, as the last step of a sequence is."""
+    return any(
+        graph.value_of(graph.nodes[node.behind[0]]) in (made, graph.value_of(made))
+        for node in graph.nodes
+        if node.last_of == 1 and node.behind
+    )
+
+
 def rows(graph: LossGraph) -> int | None:
     """How many examples the losses of a graph compare with a target; None where that is open."""
     found = {call.target_shape[0] for call in graph.losses() if call.target_shape and call.shape}

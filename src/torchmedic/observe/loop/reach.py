@@ -67,6 +67,7 @@ class Reach:
         self.ownerless: dict[int, Ownerless] = {}
         self.bare: dict[int, Ownerless] = {}  # parameters that are not weights of layers, in no optimizer either
         self.reached_owned = False  # some loss reached a tensor that an optimizer had
+        self.reached_data = False  # some loss reached a leaf that is no parameter, as an input of an attack
         self.new_leaves: list[int] = []  # by walk: leaves that no optimizer had; 0 where one of them was known before
         self._leaves: list[weakref.ref[torch.Tensor]] = []
 
@@ -100,6 +101,8 @@ class Reach:
 
     def _note_leaves(self, leaves: list[torch.Tensor], owned: set[int]) -> None:
         self.reached_owned = self.reached_owned or any(id(leaf) in owned for leaf in leaves)
+        others = [leaf for leaf in leaves if not isinstance(leaf, torch.nn.Parameter)]
+        self.reached_data = self.reached_data or any(id(leaf) not in owned for leaf in others)
         if self.reached_owned:
             return
         known = {id(leaf) for reference in self._leaves if (leaf := reference()) is not None}
