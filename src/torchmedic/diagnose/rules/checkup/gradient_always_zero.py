@@ -61,6 +61,9 @@ def check(evidence: CheckUp) -> Draft | None:
             kinds = {graph.dead_ends[node.sequence].kind for node in found}
             if found and (kinds != {"zeros"} or len(found) >= _MIN_CALLS):
                 return _diagnosis(evidence, graph, max(found, key=lambda node: node.sequence), lost)
+        of_data = [node for node in ends if graph.dead_ends[node.sequence].kind == "one value" and 0 in node.missing]
+        if of_data:
+            return _diagnosis(evidence, graph, of_data[0], [])
     return None
 
 
@@ -107,14 +110,15 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, end: Node, lost: list[torch.
     more = f" and {len(shown) - _MAX_NAMES} more" if len(shown) > _MAX_NAMES else ""
     draft = check.draft(evidence, "proven")
     what = ", ".join(shown[:_MAX_NAMES]) + more if shown else "some weights"
-    draft.message = f"{what} cannot learn: every gradient that comes there is 0"
+    of_weights = f"{what} cannot learn: every gradient that comes there is 0"
+    draft.message = of_weights if lost else "the data has no effect: this layer gives the same result for every input"
     draft.cause = _WHY[dead.kind].format(dead.name)
     sites = end.birth.sites if end.birth is not None else ()
     built = evidence.of_node("cause", end, _LABELS[dead.kind]) if dead.kind == "one value" else None
     draft.at(built or evidence.at("cause", sites, _LABELS[dead.kind]))
-    draft.at(evidence.backward_call(graph, "surfaced", "no gradient comes to these weights"))
+    draft.at(evidence.backward_call(graph, "surfaced", "no gradient comes to these weights") if lost else None)
     draft.because(
-        "there is no other way from the loss to these weights",
+        "there is no other way from the loss to these weights" if lost else "",
         "their gradients were 0 in each of 3 steps, and the step was run again to see why" if graph.unmoved else "",
     )
     draft.help(_HELP[dead.kind])
