@@ -112,6 +112,22 @@ def activation_of(graph: LossGraph, call: LossCall) -> Node | None:
     return node
 
 
+def may_leave_out_targets(graph: LossGraph, call: LossCall) -> bool:
+    """Whether a loss is weighted or selected element by element, so that some of its targets may not count."""
+    own = [node for node in graph.nodes if node.birth is not None and node.birth.loss is call]
+    if any(node.kind == "MulBackward" for node in own):
+        return True  # the argument `weight` of the loss
+    pending = [node for node in own[:1] if node.shape != ()]  # the walk comes to the last operation of a call first
+    while pending:
+        number = pending.pop().number
+        for later in graph.nodes:
+            if number in later.behind and later.kind not in _LINEAR:
+                return True
+            if number in later.behind and later.shape != ():
+                pending.append(later)
+    return False
+
+
 def factor_of(kind: str, raw: Any) -> float | None:
     """The number that a tensor is multiplied by, or whose inverse for a division; None where it is not a number."""
     if kind not in _SCALING:

@@ -7,6 +7,8 @@ probability below one half can be predicted.
 Why: the output of a ReLU is never below 0, the output of a sigmoid is between 0 and 1. If the target is outside this
 range, training pushes the output to the end of the range, the gradient there is 0 or vanishes, and the error remains.
 
+Targets that a mask may leave out of the loss, such as -1 for a missing value, are not judged.
+
 Cure: end the model with the linear layer. Or scale the targets to the range of the activation.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.graph_facts import may_leave_out_targets
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
 
@@ -32,7 +35,9 @@ def check(evidence: CheckUp) -> Draft | None:
         for call in graph.losses():
             node = graph.value_of(graph.made(call.sequence))
             count, size = graph.outside.get(id(call), (0, 1))
-            if node is not None and node.kind in _ENDS and count > _MIN_SHARE_OF_TARGETS * size:
+            if node is None or node.kind not in _ENDS or count <= _MIN_SHARE_OF_TARGETS * size:
+                continue
+            if not may_leave_out_targets(graph, call):
                 return _diagnosis(evidence, graph, call, node)
     return None
 
