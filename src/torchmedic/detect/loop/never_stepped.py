@@ -12,7 +12,7 @@ from torchmedic.detect.loop.incident import LoopIncident, OptimizerNeverSteps
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, has_line, innermost, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, has_line, innermost, nodes_in, own_nodes, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
@@ -56,6 +56,8 @@ def _never(habits: Habits, watched: Watched, *, has_steps: bool) -> Iterator[Loo
     backward = backwards[-1].place
     skipped = None if has_steps else _step_in_branch(backward)
     named = None if has_steps else _named_step(dict.fromkeys(event.place.file for event in events if event.place.line))
+    if not has_steps and skipped is None and named is None and _trains_elsewhere(backward):
+        return  # a phase that only looks at gradients, such as for their usual norm, may come before the training
     yield OptimizerNeverSteps(
         step=habits.steps,
         cause=named or skipped or other or (watched.built if has_steps and watched.built is not None else backward),
@@ -129,6 +131,19 @@ def _step_in_branch(backward: Place) -> Place | None:
     calls = {call for call in calls if not call.args or "scaler" in ast.unparse(call.func)}
     lines = {branch.lineno for branch in branches for call in calls if has_line(branch, call.lineno)}
     return Place(backward.file, max(lines)) if lines and len(calls) == 1 else None
+
+
+def _trains_elsewhere(backward: Place) -> bool:
+    """Whether another loop or function of the user's calls both backward and `step`."""
+    for file, tree in user_trees():
+        for node in nodes_in(tree):
+            if not isinstance(node, FUNCTIONS | LOOPS):
+                continue
+            if file == backward.file and has_line(node, backward.line):
+                continue
+            if calls_in(node, "backward") and calls_in(node, "step"):
+                return True
+    return False
 
 
 def _named_step(files: dict[str, None]) -> Place | None:

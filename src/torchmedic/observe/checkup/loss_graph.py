@@ -18,6 +18,7 @@ from torchmedic.observe.checkup import mixed_dimensions, normalisations
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
     activation_of,
+    count_outside,
     factor_of,
     is_closed,
     is_stretched,
@@ -296,8 +297,7 @@ class LossGraph:
                 if node.kind != "ReluBackward":
                     continue
                 low = 0.5  # the probability of the lowest score that is left
-            margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
-            self.outside[id(call)] = (((target < low - margin) | (target > high + margin)).sum(), target.numel())
+            self.outside[id(call)] = (count_outside(target, low, high), target.numel())
 
 
 def _differ(call: LossCall) -> bool:
