@@ -12,7 +12,17 @@ from torchmedic.detect.loop.incident import LoopIncident, OptimizerNeverSteps
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, has_line, innermost, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    callee,
+    calls_in,
+    has_line,
+    innermost,
+    nodes_in,
+    own_nodes,
+    syntax_tree,
+)
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
