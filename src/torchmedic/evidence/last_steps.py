@@ -14,7 +14,7 @@ from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE
+from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE, OTHER_SIGN
 from torchmedic.replay.trajectory.course import Trajectory
 from torchmedic.replay.trajectory.rehearsal import rehearsal
 from torchmedic.replay.trajectory.units import inner_places, place_of, units_of
@@ -176,4 +176,14 @@ def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | Non
     found = Divergence(trajectory, original, still)
     if not found.has_grown_by(grown) and not found.keeps_falling:
         return None, "the loss did not grow"
+    if _may_be_meant_to_grow(found):
+        return None, "the value goes uphill, and it is no error: it may be meant to grow"
     return found, ""
+
+
+def _may_be_meant_to_grow(found: Divergence) -> bool:
+    """Whether a value of which nothing shows that it is an error follows its gradient upwards, as a reward does."""
+    if found.is_falling or not found.original.is_finite or not found.turns(found.course(OTHER_SIGN)):
+        return False
+    found.first_step()  # reads the graph of the loss
+    return found.trajectory.sign[0] <= 0
