@@ -19,6 +19,7 @@ from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
     activation_of,
+    count_outside,
     factor_of,
     is_closed,
     is_stretched,
@@ -325,18 +326,14 @@ class LossGraph:
                 continue
             if not target.is_floating_point() or not 0 < target.numel() <= _MAX_ELEMENTS or target.is_meta:
                 continue
-            low, high = bounds
-            margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
-            self.outside[id(call)] = (((target < low - margin) | (target > high + margin)).sum(), target.numel())
+            self.outside[id(call)] = (count_outside(target, *bounds), target.numel())
 
     def _bounds(self, call: LossCall, node: Node | None) -> tuple[float, float] | None:
         """What the targets of a loss may be, by its definition or by the activation that a model ends in."""
         if call.name in BINARY:
             if call.name == BINARY[0] and node is not None and node.kind == "ReluBackward":
                 return 0.5, 1.0  # the probability of the lowest score that is left
-            return (
-                (-0.5, 1.5) if self.is_number(call) and not call.is_weighted else None
-            )  # 0.7 to 1.2 is usual in a GAN
+            return -0.5, 1.5  # 0.7 to 1.2 is usual in a GAN
         return _RANGES.get(node.kind) if node is not None and call.name in _PAIRED else None
 
 

@@ -8,6 +8,8 @@ Why: the output of a ReLU is never below 0, the output of a sigmoid is between 0
 range, training pushes the output to the end of the range, the gradient there is 0 or vanishes, and the error remains.
 A binary cross entropy with a target above 1, as in a mask of 0 and 255, falls without an end.
 
+Targets that a mask may leave out of the loss, such as -1 for a missing value, are not judged.
+
 Cure: end the model with the linear layer. Or scale the targets to the range of the activation.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.graph_facts import may_leave_out_targets
 from torchmedic.observe.checkup.loss_graph import BINARY, LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
 
@@ -33,7 +36,9 @@ def check(evidence: CheckUp) -> Draft | None:
         for call in graph.losses():
             node = graph.value_of(graph.made(call.sequence))
             count, size = graph.outside.get(id(call), (0, 1))
-            if call.name in BINARY and count and not (node is not None and node.kind == "ReluBackward"):
+            if not count or may_leave_out_targets(graph, call):
+                continue
+            if call.name in BINARY and not (node is not None and node.kind == "ReluBackward"):
                 return _not_binary(evidence, graph, call)
             if node is not None and node.kind in _ENDS and count > _MIN_SHARE_OF_TARGETS * size:
                 return _diagnosis(evidence, graph, call, node)
