@@ -13,7 +13,7 @@ import torch
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Birth, Site
 from torchmedic.observe.checkup.unreached_parameters import Unreached
-from torchmedic.observe.numbers.state_copies import Copy
+from torchmedic.observe.numbers.windows import Copy
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, place, position_of
 from torchmedic.source.lookup.gradient_switches import switch_around
