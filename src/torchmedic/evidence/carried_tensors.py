@@ -13,7 +13,7 @@ from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.layer_construction import class_nodes
 from torchmedic.source.spots import spot_of_traced
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, innermost, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, innermost, nodes_in, syntax_tree
 
 Carrier = tuple[str, Filler]  # a variable that brings an old graph in, and the statement that gave it its value
 
@@ -94,28 +94,14 @@ def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, bind
     for frame in failure.evidence.frames:
         # A loop of a frame on the stack that contains the statement and the line that the frame is at.
         if frame.file == file and frame.is_user and innermost(tree, frame.line, FUNCTIONS) is function:
-            loop = innermost(function or tree, frame.line, LOOPS)
-            while loop is not None:
-                if has_line(loop, binding.lineno):
-                    return True
-                loop = _around(function or tree, loop)
+            loops = [node for node in nodes_in(function or tree) if isinstance(node, LOOPS)]
+            around = [loop for loop in loops if has_line(loop, frame.line)]
+            if any(has_line(loop, binding.lineno) for loop in around):
+                return True
             # A function that is called once per step.
-            alone = innermost(function or tree, frame.line, LOOPS) is None
-            return alone and function is not None and frame.live is step_frame(failure)
+            is_of_step = failure.step is not None and frame.live is failure.step.frame
+            return not around and function is not None and is_of_step
     if function is None:
         return False
     spots: set[Spot] = {spot for call in imports.calls for spot in call.stack}
     return any(spot.file == file and has_line(function, spot.line) for spot in spots)
-
-
-def step_frame(failure: BackwardFailure) -> object:
-    return failure.step.frame if failure.step is not None else None
-
-
-def _around(tree: ast.AST, inner: ast.stmt) -> ast.stmt | None:
-    loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS) and node is not inner and _holds(node, inner)]
-    return max(loops, key=lambda node: node.lineno, default=None)
-
-
-def _holds(outer: ast.stmt, inner: ast.stmt) -> bool:
-    return outer.lineno <= inner.lineno and (inner.end_lineno or 0) <= (outer.end_lineno or 0)

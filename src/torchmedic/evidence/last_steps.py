@@ -16,13 +16,14 @@ from torchmedic.observe.numbers.windows import Window, update_end
 from torchmedic.observe.stages import UpdateStage
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import earlier_step
-from torchmedic.replay.step.step import Step, from_stack, on_to_backward
+from torchmedic.replay.step.step import Step, from_stack, through_backward
 from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE
 from torchmedic.replay.trajectory.course import Trajectory
 from torchmedic.replay.trajectory.units import Unit, inner_places, place_of, units_of
 from torchmedic.replay.trajectory.updates_by_hand import updating_op
+from torchmedic.source.live_frames import stack_at
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_UPDATES = 8
@@ -226,7 +227,7 @@ def _by_hand(frame: FrameType | None, agent: StepContext, updates: int) -> list[
 
 def _present_step(frame: FrameType | None, agent: StepContext, stage: UpdateStage | None) -> Step:
     if stage is None:
-        step = on_to_backward(frame, agent)
+        step = through_backward(stack_at(frame), agent)
     else:
         step = from_stack(frame, agent, include_failing=stage == "backward")
     step.runner.takes_over = True

@@ -16,7 +16,8 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
-from torchmedic.source.lookup.origins import Origin, built_at, module_path, origin_of, user_argument
+from torchmedic.source.lookup.layer_construction import built_at, module_path
+from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
 from torchmedic.source.user_code import is_user_file
 
 

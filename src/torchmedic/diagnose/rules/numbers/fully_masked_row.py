@@ -54,8 +54,6 @@ def _masked_rows(op: Op, values: Captured) -> torch.Tensor | None:
     elif op.kind in ("sub", "exp"):
         # Written out by hand: the maximum of such a row is -inf as well.
         scores, dim = values.argument(0), -1
-    elif "scaled_dot_product" in op.kind or op.kind == "baddbmm":
-        return None
     else:
         return None
     if not isinstance(scores, torch.Tensor) or not scores.is_floating_point() or not scores.dim():
