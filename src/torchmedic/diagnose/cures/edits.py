@@ -50,8 +50,8 @@ def statement_at(spot: Spot) -> ast.stmt | None:
     return statement_around(tree, spot.line, spot.column) if tree is not None else None
 
 
-def whole(spot: Spot, node: ast.stmt) -> Spot:
-    """The spot of a whole statement."""
+def whole(spot: Spot, node: ast.expr | ast.stmt) -> Spot:
+    """The spot of all of a statement, or of another expression in it."""
     return spot_of_node(spot.file, node, spot.function)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from torchmedic.observe.inside.peek import value_of, variables
 from torchmedic.records.inside import LockFile
-from torchmedic.source.syntax import callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import LOOPS, calls_in, innermost, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _TESTS = frozenset("exists lexists isfile is_file isdir is_dir access".split())
@@ -33,8 +33,8 @@ def awaited_file(frames: list[FrameType]) -> LockFile | None:
         file = frame.f_code.co_filename
         if _PAUSES.isdisjoint(frame.f_code.co_names):
             continue  # most of them, and to parse a file takes its time
-        loop = _loop(file, frame.f_lineno)
-        if loop is None or not _calls(loop, _PAUSES):
+        loop = innermost(syntax_tree(file), frame.f_lineno, LOOPS)
+        if loop is None or next(calls_in(loop, *_PAUSES), None) is None:
             continue
         paths = _tested(loop, frame) if is_user_file(file) else _named_as_lock(frame)
         for path in paths:
@@ -44,25 +44,10 @@ def awaited_file(frames: list[FrameType]) -> LockFile | None:
     return None
 
 
-def _loop(file: str, line: int) -> ast.AST | None:
-    """The innermost loop around a line."""
-    tree = syntax_tree(file)
-    loops = [
-        node
-        for node in nodes_in(tree)
-        if isinstance(node, ast.While | ast.For) and node.lineno <= line <= (node.body[-1].end_lineno or 0)
-    ]
-    return min(loops, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
-
-
-def _calls(node: ast.AST, names: frozenset[str]) -> list[ast.Call]:
-    return [call for call in ast.walk(node) if isinstance(call, ast.Call) and callee(call) in names]
-
-
 def _tested(loop: ast.AST, frame: FrameType) -> Iterator[str]:
     """The paths whose existence decides how a loop goes on."""
-    calls = _calls(loop, _TESTS | _MAKES)
-    calls += [call for call in _calls(loop, frozenset({"open"})) if _is_exclusive(call)]
+    calls = list(calls_in(loop, *_TESTS, *_MAKES))
+    calls += [call for call in calls_in(loop, "open") if _is_exclusive(call)]
     with variables(frame) as known:
         for call in calls:
             nodes = list(call.args)

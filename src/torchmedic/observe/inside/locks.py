@@ -16,7 +16,7 @@ from typing import Any
 
 from torchmedic.observe.inside.peek import MISSING, attribute, expression, under_way, value_of, variables
 from torchmedic.records.inside import LockView
-from torchmedic.source.syntax import FUNCTIONS, first_line, has_line, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.syntax import function_of, nodes_in, own_nodes, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 # Files of the standard library and of torch in which a thread stands while it waits in the name of its caller.
@@ -182,23 +182,11 @@ def _is_taken(value: Any) -> bool:
     return True
 
 
-def _function(tree: ast.Module, frame: FrameType) -> ast.AST:
-    """The function that a frame executes; the module itself where it is none."""
-    line = frame.f_lineno
-    found: ast.AST = tree
-    for node in ast.walk(tree):
-        if not isinstance(node, FUNCTIONS) or node.name != frame.f_code.co_name:
-            continue
-        if first_line(node) == frame.f_code.co_firstlineno or has_line(node, line):
-            found = node
-    return found
-
-
 def _entered(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
     line = frame.f_lineno
     return [
         (item.context_expr, node.lineno)
-        for node in ast.walk(_function(tree, frame))
+        for node in ast.walk(function_of(tree, frame.f_code) or tree)
         if isinstance(node, ast.With) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
         for item in node.items
         if line > item.context_expr.lineno
@@ -209,7 +197,7 @@ def _acquired(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
     """The `x.acquire()` calls of this function before the present line that no `x.release()` has followed."""
     calls = [
         (node.func.value, node.func.attr, node.lineno)
-        for node in own_nodes(_function(tree, frame))
+        for node in own_nodes(function_of(tree, frame.f_code) or tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("acquire", "release")

@@ -21,6 +21,7 @@ from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import by_method_name, by_span
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import syntax_tree
 from torchmedic.source.user_code import relative
 
@@ -65,7 +66,7 @@ def node_at(spot: Spot) -> tuple[ast.expr, Spot] | None:
     node = found[0] if found else by_method_name(tree).get((spot.line, spot.column))
     if node is None:
         return None
-    return node, Spot(spot.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, spot.function)
+    return node, spot_of_node(spot.file, node, spot.function)
 
 
 def edited(edit: Edit) -> tuple[str, str]:
