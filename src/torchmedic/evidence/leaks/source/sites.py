@@ -21,7 +21,7 @@ from torchmedic.source.syntax import (
 )
 
 _AROUND = CALLABLES | LOOPS | ast.If | ast.ExceptHandler | ast.ClassDef | COMPREHENSIONS
-_NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete | ast.Call | ast.With | ast.AsyncWith
+_NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.Delete | ast.Call | ast.With | ast.AsyncWith
 _BUILDERS = frozenset({"__init__", "__post_init__", "__new__", "setup", "build", "<module>"})
 
 
@@ -85,7 +85,7 @@ class Traffic(NamedTuple):
 
 
 def nodes_of(file: str) -> list[tuple[ast.AST, Path]]:
-    """The assignments, deletions, calls and contexts of a file in their order, each with what stands around it."""
+    """The assignments, loops, deletions, calls and contexts of a file in order, each with what stands around it."""
     tree = syntax_tree(file) if file else None
     return _paths(tree) if tree is not None else []
 
