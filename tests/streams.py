@@ -76,6 +76,7 @@ class Terminal:
         self.output = self.piped = b""
         self.status = -1
         pipe = os.pipe() if out_pipe else None
+        environment = clean_environment()  # before the folder changes: a path of modules may be relative to it
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
@@ -84,7 +85,7 @@ class Terminal:
             if pipe is not None:
                 os.dup2(pipe[1], 1)
             os.chdir(folder)
-            os.execve(command[0], command, clean_environment())
+            os.execve(command[0], command, environment)
         self._pipe = pipe[0] if pipe is not None else None
         if pipe is not None:
             os.close(pipe[1])

@@ -124,6 +124,26 @@ def test_says_why_not(tmp_path: Path) -> None:
     assert last == f"torchmedic: not recovered from out-of-memory in the backward pass: {reason}"
 
 
+@pytest.mark.slow
+def test_says_that_compiled_code_is_not_repeated(tmp_path: Path) -> None:
+    source = """
+        import resource
+        import torch
+
+        model = torch.compile(torch.nn.Linear(64, 64), backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for rows in (8, 8, 10_000_000):
+            model(torch.zeros(1, 64).expand(rows, 64)).sum().backward()
+            optimizer.step()
+            taken = int(open("/proc/self/statm").read().split()[0]) * 4096
+            resource.setrlimit(resource.RLIMIT_AS, (taken + 2**30, -1))
+    """
+    finished = run_script(tmp_path, textwrap.dedent(source), options=["--recover", "safe"])
+    assert finished.returncode == 1
+    reason = "the script uses torch.compile, and calls of compiled code are not repeated"
+    assert f"torchmedic: not recovered from out-of-memory in the forward pass: {reason}" in finished.stderr
+
+
 @pytest.mark.parametrize("options", [[], ["--recover", "off"]])
 def test_off_unless_asked_for(tmp_path: Path, options: list[str]) -> None:
     source = """

@@ -152,6 +152,9 @@ class ProcessContext(StepContext, Protocol):
     def publish_course(self) -> None:
         """Write down how the training went so far, for the report."""
 
+    def raised(self, error: BaseException) -> None:
+        """An exception has ended the work of this process."""
+
     def examining(self) -> AbstractContextManager[None]:
         """A pause of the hooks that the parent is told of."""
 

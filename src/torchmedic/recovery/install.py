@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from torchmedic import contained as containment
 from torchmedic.contained import contained
+from torchmedic.detect.failures.exhaustion import is_out_of_memory
 from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
 from torchmedic.observe.context import ProcessContext
@@ -43,6 +44,7 @@ class Installation:
         self._set(Optimizer, "zero_grad", _around_zero_grad(session, Optimizer.zero_grad))
         self._set(torch, "compile", _around_compile(session, torch.compile))
         self._set(context, "examining", _around_examining(session))
+        self._set(context, "raised", _around_raised(session, context.raised))
         for module, name in list(foreach_updates()):
             self._set(module, name, in_parts(getattr(module, name), lambda: session.is_up))
         depth = torch._C._len_torch_function_stack
@@ -215,6 +217,25 @@ def _around_examining(session: Session) -> Callable[[], contextlib.AbstractConte
             yield
 
     return examining
+
+
+def _around_raised(session: Session, original: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+    """Say why nothing was done about an out-of-memory that ends the run and that the guard did not see."""
+
+    @contained("recover.raised")
+    def explain(error: BaseException) -> None:
+        if session.refused_step == session.step or not is_out_of_memory(error):
+            return
+        if session.compiles:
+            session.refuse(session.phase, "the script uses torch.compile, and calls of compiled code are not repeated")
+        elif session.optimizers.optimizers and not session.is_up:
+            session.refuse(session.phase, "calls were not guarded: there was room for eight times the largest step")
+
+    def raised(error: BaseException) -> None:
+        explain(error)
+        original(error)
+
+    return raised
 
 
 def _around_compile(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -71,7 +71,8 @@ class Session:
         self._due = 0.0
         self._is_update_safe = False
         self._is_lowered = False  # for an update
-        self._compiles = False
+        self.compiles = False
+        self.refused_step = -1  # in which a refusal was told
         self._had_recovery = False  # in this step
         self._refills = 0
         self._searched_by = self._emptied_by = 0  # numbers of backward passes: nothing is left to park in the second
@@ -161,6 +162,7 @@ class Session:
         return bool(parked)
 
     def refuse(self, phase: RecoveryPhase, reason: str) -> None:
+        self.refused_step = self.step
         self._tell(Refusal(step=self.step, phase=phase, reason=reason))
 
     def bring_back(self, storage: torch.UntypedStorage, busy: frozenset[int]) -> None:
@@ -184,7 +186,7 @@ class Session:
     def optimizer_built(self, optimizer: Any) -> None:
         self.optimizers.built(optimizer)
         keep_blocks_whole()
-        if not self._compiles:
+        if not self.compiles:
             self.raise_guard()
         self.note_random_state()
 
@@ -228,7 +230,7 @@ class Session:
         if self._updates >= _ALWAYS_GUARDED_UPDATES and now >= self._due:
             self._due = now + _LOOK_SECONDS
             needed = bool(self.optimizers.out) or self.next_steps.are_short or self.need.may_not_fit()
-            if needed and not self._compiles:
+            if needed and not self.compiles:
                 self.raise_guard()
             else:
                 self.lower_guard()
@@ -242,7 +244,7 @@ class Session:
 
     def compiled(self) -> None:
         """The script uses torch.compile, which would trace the guard."""
-        self._compiles = True
+        self.compiles = True
         self.lower_guard()
         self.splits.remove()
 
