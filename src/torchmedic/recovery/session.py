@@ -208,13 +208,18 @@ class Session:
 
     def update_begins(self, *, has_closure: bool) -> None:
         self.is_updating = True
-        if self._is_update_safe and not has_closure and not self.optimizers.out:
+        if self.is_up and self._is_update_safe and not has_closure and not self.optimizers.out:
             self._is_lowered = self.lower_guard()
 
-    @contained("recover.update")
     def update_ended(self) -> None:
-        """The weights are updated: gradients must be in memory again, as backward adds to them unseen."""
+        """The weights are updated. With the guard down, nothing was done in the step and nothing is left to do."""
         self.is_updating = False
+        if self.is_up or self._is_lowered or self.optimizers.out or time.monotonic() >= self._due:
+            self._step_ended()
+
+    @contained("recover.update")
+    def _step_ended(self) -> None:
+        """Bring gradients back into memory, as backward adds to them unseen, and plan the next step."""
         if self._is_lowered:
             self._is_lowered = False
             self.raise_guard()
