@@ -19,7 +19,7 @@ from torchmedic.replay.step.earlier_step import earlier_step
 from torchmedic.replay.step.step import Step, from_stack, through_backward
 from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE
+from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE, OTHER_SIGN
 from torchmedic.replay.trajectory.course import Trajectory
 from torchmedic.replay.trajectory.units import Unit, inner_places, place_of, units_of
 from torchmedic.replay.trajectory.updates_by_hand import updating_op
@@ -179,6 +179,8 @@ def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | Non
     found = Divergence(trajectory, original, still)
     if not found.has_grown_by(grown) and not found.keeps_falling:
         return None, "the loss did not grow"
+    if _may_be_meant_to_grow(found):
+        return None, "the value goes uphill, and it is no error: it may be meant to grow"
     return found, ""
 
 
@@ -232,3 +234,11 @@ def _present_step(frame: FrameType | None, agent: StepContext, stage: UpdateStag
         step = from_stack(frame, agent, include_failing=stage == "backward")
     step.runner.takes_over = True
     return step
+
+
+def _may_be_meant_to_grow(found: Divergence) -> bool:
+    """Whether a value of which nothing shows that it is an error follows its gradient upwards, as a reward does."""
+    if found.is_falling or not found.original.is_finite or not found.turns(found.course(OTHER_SIGN)):
+        return False
+    found.first_step()  # reads the graph of the loss
+    return found.trajectory.sign[0] <= 0

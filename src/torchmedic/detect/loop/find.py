@@ -21,6 +21,7 @@ from torchmedic.detect.loop import (
     parameters,
     schedules,
     standstill,
+    thrown_away,
     undone,
 )
 from torchmedic.detect.loop.incident import LoopIncident
@@ -39,6 +40,7 @@ _FINDERS = (
     leftovers.find,
     undone.find,
     pairing.find,
+    thrown_away.find,
 )
 
 

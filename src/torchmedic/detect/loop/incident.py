@@ -342,3 +342,10 @@ class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
     """
 
     forward: Place | None = None
+
+
+class ResultThrownAway(LoopIncident, frozen=True, kw_only=True):
+    """`what` is the operation, or for `is_rebound` the variable of a loop over parameters that gets another value."""
+
+    what: str
+    is_rebound: bool

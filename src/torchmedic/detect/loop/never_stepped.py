@@ -17,6 +17,7 @@ from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
 _MIN_BACKWARDS = 16  # whose gradients were cleared
+_MIN_TURNS = 6  # whose gradients were cleared, where the source shows that the optimizer never steps
 _MIN_CLEARS = 2  # of the gradients of many calls of backward, which were added up
 _MIN_PASSES = 3  # over the data, without an update
 _MIN_ACCUMULATED = 48  # calls of backward whose gradients were added up and cleared
@@ -46,7 +47,9 @@ def _never(habits: Habits, watched: Watched, *, has_steps: bool) -> Iterator[Loo
     lost = sum(event.kind == "backward" for event in events[: clears[-1]]) if clears else 0
     passes = sum(event.kind == "fetch" and event.fact.position == 1 for event in events)
     is_late = not has_steps and len(backwards) >= _MIN_ACCUMULATED and passes >= _MIN_PASSES
-    is_habit = cleared >= _MIN_BACKWARDS or (cleared >= _MIN_CLEARS and lost >= _MIN_ACCUMULATED and not has_steps)
+    is_habit = cleared >= (_MIN_TURNS if has_steps else _MIN_BACKWARDS) or (
+        cleared >= _MIN_CLEARS and lost >= _MIN_ACCUMULATED and not has_steps
+    )
     if not (is_habit or is_late) or len(backwards) < _MIN_BACKWARDS:
         return
     writes = {state.weight_writes for event in events if (state := event.states.get(watched.number)) is not None}

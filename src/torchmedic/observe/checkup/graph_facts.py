@@ -11,6 +11,7 @@ import torch
 
 from torchmedic.observe.checkup.normalisations import softmaxes_of_one
 from torchmedic.observe.checkup.selections import leaves_nothing
+from torchmedic.source.objects.graph import name_of
 
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -54,7 +55,7 @@ def loss_of_knowing_nothing(root: torch.Tensor, classes: int) -> float | None:
     That is so whatever the targets are, with weights of classes and with labels that are ignored.
     """
     node: Any = root.grad_fn
-    kind = node.name().rstrip("0123456789") if node is not None else ""
+    kind = name_of(node).rstrip("0123456789") if node is not None else ""
     if kind in ("NllLossBackward", "NllLoss2DBackward", "NllLoss"):
         return math.log(classes) if node._saved_reduction == 1 and classes > 1 else None
     if kind == "BinaryCrossEntropyWithLogitsBackward" and node._saved_reduction == 1:

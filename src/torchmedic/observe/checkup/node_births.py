@@ -60,13 +60,14 @@ class Birth(list[str]):
     A list, and empty, for those who take it for lines of text: torch does when anomaly mode is on in backward.
     """
 
-    __slots__ = ("layer", "loss", "operands", "sites")
+    __slots__ = ("layer", "loss", "method", "operands", "sites")
 
     def __init__(self) -> None:
         super().__init__()
         self.sites: tuple[Site, ...] = ()  # innermost first
         self.layer: weakref.ref[torch.nn.Module] | None = None  # a library's, below the user's innermost line
         self.loss: LossCall | None = None
+        self.method = ""  # of a distribution of torch's, below the user's innermost line
         self.operands: tuple[Operand | None, Operand | None] | None = None  # of `a - b`, where it is known
 
 
@@ -206,7 +207,9 @@ class NodeBirths:
                 sites.append(site)
             elif not sites:
                 direct = False
-                self.has_distributions |= code.co_filename.startswith(_DISTRIBUTIONS)
+                if code.co_filename.startswith(_DISTRIBUTIONS):
+                    self.has_distributions = True
+                    birth.method = code.co_name
                 if layer is None and code.co_name == "forward":
                     layer = _owner(frame)
                 elif code.co_name in LOSSES and code.co_filename == _FUNCTIONAL:

@@ -21,7 +21,7 @@ _MIN_FULL = 2  # cycles that are looked at with all weights
 _MAX_ELEMENTS = 1 << 24  # of all weights
 _MIN_MATRIX = 64  # values that show whether two matrices are alike
 _MAX_ALIKE = 0.25  # correlation of a weight with a weight that does not depend on it
-_MAX_KEPT = 0.01  # of an update that is undone
+_MAX_KEPT = 0.03  # of an update that is undone
 _MAX_KEPT_VALUE = 0.1  # of the largest change of a single value
 
 
@@ -119,13 +119,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _undone(
     before: list[torch.Tensor], updated: list[torch.Tensor], now: list[torch.Tensor]
 ) -> tuple[float, bool] | None:
-    """The share of the update that matrices keep, and whether any is new; None where one keeps more."""
+    """The share of the update that matrices keep, and whether any is new; None where one keeps more.
+
+    A matrix that nobody has written to has no part in this: the rest may be those of one of several networks.
+    """
     if not len(before) == len(updated) == len(now):
         return None
     shares, is_new = [], False
     for old, new, present in zip(before, updated, now, strict=True):
         update = float((new - old).norm()) if present.dim() > 1 else 0.0
-        if not update > 0:
+        if not update > 0 or (new.shape == present.shape and torch.equal(new, present)):
             continue
         share = float((present - old).norm()) / update if old.shape == present.shape else math.inf
         if share == 0:
@@ -134,7 +137,7 @@ def _undone(
             if float((present - old).abs().amax()) > _MAX_KEPT_VALUE * float((new - old).abs().amax()):
                 return None  # a few rows are trained, and all others are kept as they were
             shares.append(share)
-        elif present.numel() < _MIN_MATRIX and not torch.equal(new, present):
+        elif present.numel() < _MIN_MATRIX:
             continue  # too few values to tell chance from likeness
         elif old.shape == present.shape and _likeness(new, present) <= _MAX_ALIKE:
             is_new = True

@@ -9,7 +9,7 @@ import gc
 import linecache
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -101,6 +101,7 @@ def attempt(
     close_loss: float | None = None,
     same_values: bool = False,
     keep_graphs: bool = True,
+    accepts: Callable[[ReplayResult], bool] | None = None,
 ) -> Verdict:
     """Replay the step with an edited line. It passes if the step ends with a finite loss and finite gradients.
 
@@ -111,6 +112,7 @@ def attempt(
         close_loss: The same, where the cure may change it a little.
         same_values: Whether the elements of the expression that were finite must stay as they were, nearly.
         keep_graphs: Whether every backward keeps its graph, or only where the code says so.
+        accepts: What else must hold of the replay.
     """
     comparison = Comparison()
     compared = same_values and not _UNREPEATABLE.search(source_of(edit.spot))
@@ -133,6 +135,7 @@ def attempt(
         and (same_loss is None or _close(played.loss, same_loss))
         and (close_loss is None or _close(played.loss, close_loss, 1e-2, 1e-3))
         and comparison.agreed
+        and (accepts is None or accepts(played))
     )
     result = describe(played)
     if not passed and passes(played):

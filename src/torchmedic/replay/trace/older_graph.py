@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.objects.containers import items
-from torchmedic.source.objects.graph import is_freed, nodes_behind, walk
+from torchmedic.source.objects.graph import following, is_counted, is_freed, nodes_behind, walk
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.spots import spot_of_frame
 from torchmedic.source.syntax import is_module
@@ -80,6 +80,18 @@ class Imports(Provenance):
     def is_old(self, tensor: torch.Tensor) -> bool:
         """Whether the graph of a tensor was there before the replay."""
         return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._start
+
+    def edges_since(self, roots: Iterable[torch.Tensor]) -> int:
+        """The number of edges behind some roots on ways to weights, in what was made since this replay began."""
+        new = [node for node in nodes_behind(roots) if node._sequence_nr() >= self._start]
+        leading: set[Any] = set()  # nodes on such a way
+        edges = 0
+        for node in sorted(new, key=lambda node: node._sequence_nr()):  # each after the nodes behind it
+            behind = [after for after in following(node) if after in leading or not is_counted(after)]
+            edges += len(behind)
+            if behind:
+                leading.add(node)
+        return edges
 
     def behind_roots(self, roots: Iterable[torch.Tensor], frame: FrameType) -> list[Import]:
         """The old tensors behind some roots; a root that is old itself gets the variables of a frame."""

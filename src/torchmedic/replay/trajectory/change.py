@@ -32,6 +32,7 @@ class Change(NamedTuple):
 
 AS_IT_WAS = Change("as it was")
 NO_UPDATE = Change("without any update", rate=0.0)
+OTHER_SIGN = Change("the other sign", gradient=-1.0)
 
 
 def changed_gradients(gradients: Gradients, change: Change) -> Gradients:

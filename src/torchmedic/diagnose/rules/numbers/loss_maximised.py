@@ -21,7 +21,7 @@ from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Grade, Location, Treatment
-from torchmedic.replay.trajectory.change import Change
+from torchmedic.replay.trajectory.change import OTHER_SIGN, Change
 from torchmedic.replay.trajectory.course import Course
 from torchmedic.replay.trajectory.terms import Term
 from torchmedic.source.lookup.optimizers import built_at
@@ -34,7 +34,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     if divergence is None:
         return None
-    course = divergence.course(Change("the other sign", gradient=-1.0))
+    course = divergence.course(OTHER_SIGN)
     is_whole = course is not None and course.is_finite and len(course.losses) >= len(divergence.still.losses)
     if divergence.is_falling:
         return _falling(evidence, divergence, course if is_whole else None)

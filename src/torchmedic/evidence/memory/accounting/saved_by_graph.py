@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchmedic.source.objects.graph import following
+from torchmedic.source.objects.graph import following, name_of
 from torchmedic.source.spots import Spot, spot_of_node
 from torchmedic.source.syntax import calls_in, function_of, syntax_tree
 from torchmedic.source.user_code import is_user_file
@@ -66,7 +66,7 @@ def weights_of(node: Any) -> tuple[int, ...]:
     for after in following(node):
         way = after
         for _ in range(3):
-            if way is None or way.name() not in _VIEWS:
+            if way is None or name_of(way) not in _VIEWS:
                 break
             way = way.next_functions[0][0]
         if way is not None and hasattr(way, "variable"):

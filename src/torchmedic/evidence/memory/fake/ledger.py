@@ -31,6 +31,7 @@ from torchmedic.replay.fake.known_values import (
     tensors_of,
 )
 from torchmedic.replay.isolation.sandbox import ReplayTooLong
+from torchmedic.source.objects.graph import name_of
 from torchmedic.source.spots import Spot, Spots
 from torchmedic.source.user_code import PACKAGE, is_user_file
 
@@ -181,7 +182,7 @@ class ByteLedger(TorchDispatchMode):
             return
         nbytes = value.untyped_storage().nbytes()
         shapes = tuple(tuple(each.shape) for each in inputs)
-        made = Made(nbytes, tuple(value.shape), shapes, place, node.name() if node is not None else "")
+        made = Made(nbytes, tuple(value.shape), shapes, place, name_of(node) if node is not None else "")
         if self._is_failure(made):
             self.failing = made
             self.at_failure = self.still_there()
