@@ -13,9 +13,9 @@ import torch
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Birth, Site
 from torchmedic.observe.checkup.unreached_parameters import Unreached
-from torchmedic.observe.numbers.state_copies import Copy
+from torchmedic.observe.numbers.windows import Copy
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import Frame, place, position_of
+from torchmedic.source.live_frames import Frame, place, position_of, stack_of
 from torchmedic.source.lookup.gradient_switches import switch_around
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.spots import Spot
@@ -68,12 +68,7 @@ class CheckUp:
     @functools.cached_property
     def frames(self) -> list[Frame]:
         """The frames of the training loop, outermost first."""
-        found: list[Frame] = []
-        frame = self._frame
-        while frame is not None:
-            found.append(Frame(frame, frame.f_lasti, frame.f_lineno))
-            frame = frame.f_back
-        return found[::-1]
+        return stack_of(self._frame)
 
     @functools.cached_property
     def models(self) -> list[torch.nn.Module]:

@@ -32,35 +32,25 @@ class Fetched(NamedTuple):
 
 
 def collations_in_use() -> list[tuple[Any, Any]]:
-    """The datasets of all living loaders, each with its collate function.
+    """The datasets of all living loaders, those that are being iterated over first, each with its collate function.
 
     A dataset stands for its subsets: an index of a batch is one of the whole.
     """
     found: dict[tuple[int, int], tuple[Any, Any]] = {}
-    for value in gc.get_objects():
-        kind = type(value)
-        if issubclass(kind, _BaseDataLoaderIter):  # may outlive its loader
-            pair = (getattr(value, "_dataset", None), getattr(value, "_collate_fn", None))
-        elif issubclass(kind, DataLoader):
-            pair = (value.dataset, value.collate_fn)
-        else:
-            continue
-        pair = (_whole(pair[0]), pair[1])
-        found.setdefault((id(pair[0]), id(pair[1])), pair)
+    alive = gc.get_objects()
+    # An iterator may outlive its loader.
+    for kind, *attrs in ((_BaseDataLoaderIter, "_dataset", "_collate_fn"), (DataLoader, "dataset", "collate_fn")):
+        for value in alive:
+            if issubclass(type(value), kind):
+                dataset, collate = (getattr(value, attr, None) for attr in attrs)
+                pair = (_whole(dataset), collate)
+                found.setdefault((id(pair[0]), id(pair[1])), pair)
     return list(found.values())
 
 
 def datasets_in_use() -> list[Any]:
-    """The datasets of all living loaders, those that are being iterated over first; of a subset, the whole."""
-    found: dict[int, Any] = {}
-    alive = gc.get_objects()
-    for kind, attr in ((_BaseDataLoaderIter, "_dataset"), (DataLoader, "dataset")):
-        for value in alive:
-            if issubclass(type(value), kind):
-                dataset = _whole(getattr(value, attr, None))
-                if dataset is not None:
-                    found.setdefault(id(dataset), dataset)
-    return list(found.values())
+    """The datasets of `collations_in_use`, each once."""
+    return list({id(dataset): dataset for dataset, _ in collations_in_use() if dataset is not None}.values())
 
 
 def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fetched | None:

@@ -12,7 +12,7 @@ from torchmedic.detect.loop.incident import IdenticalInputs, LabelsOfOtherItems,
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, function_of, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
@@ -102,16 +102,8 @@ def _source(dataset: Any) -> tuple[str, Place | None]:
     getter = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
     if getter is None or not is_user_file(getter.co_filename):
         return "", None
-    function = next(
-        (
-            node
-            for node in nodes_in(syntax_tree(getter.co_filename))
-            if isinstance(node, ast.FunctionDef) and node.name == "__getitem__"
-            if node.lineno <= getter.co_firstlineno + len(node.decorator_list) <= (node.end_lineno or 0)
-        ),
-        None,
-    )
-    read = [node.attr for node in nodes_in(function) if isinstance(node, ast.Attribute)] if function is not None else []
+    function = function_of(syntax_tree(getter.co_filename), getter)
+    read = [node.attr for node in nodes_in(function) if isinstance(node, ast.Attribute)]
     for name in read:
         if _is_same_for_all(vars(dataset).get(name), len(dataset)):
             sets = [
@@ -122,7 +114,7 @@ def _source(dataset: Any) -> tuple[str, Place | None]:
             ]
             if len(sets) == 1:
                 return name, Place(getter.co_filename, sets[0].lineno)
-    returns = [node for node in nodes_in(function) if isinstance(node, ast.Return)] if function is not None else []
+    returns = [node for node in nodes_in(function) if isinstance(node, ast.Return)]
     return "", Place(getter.co_filename, returns[-1].lineno if returns else getter.co_firstlineno)
 
 

@@ -27,7 +27,7 @@ from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.storages import memory_of
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.evidence.memory.fake.ledger import Made
+from torchmedic.evidence.memory.fake.ledger import Made, is_about
 from torchmedic.evidence.memory.result_sizes import results_of
 from torchmedic.records import Location
 from torchmedic.replay.step.trial import Edit
@@ -60,7 +60,7 @@ def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     if asked is None and made:
         asked = made[0].nbytes
     direct = next(
-        (each for each in made if asked and _about(each.nbytes, asked) and _grew(*each.pair, each.shape)), None
+        (each for each in made if asked and is_about(each.nbytes, asked) and _grew(*each.pair, each.shape)), None
     )
     if (
         direct is None
@@ -210,10 +210,6 @@ def _tables_of(evidence: RaisedEvidence) -> Iterator[_Table]:
                 shape = tuple(torch.broadcast_shapes(one.shape, two.shape))
                 nbytes = math.prod(shape) * max(one.itemsize, two.itemsize)
                 yield _Table((tuple(one.shape), tuple(two.shape)), shape, nbytes)
-
-
-def _about(nbytes: int, asked: int) -> bool:
-    return abs(nbytes - asked) <= max(512, asked // 100)
 
 
 def _grew(one: tuple[int, ...], two: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, FoundPile, Holder
 from torchmedic.evidence.memory.accounting.saved_by_graph import (
-    function_of,
+    applied_class,
     sequence_of,
     tensors_saved_by,
     weights_before,
@@ -174,7 +174,7 @@ class Book:
                     if not self._wanted(memory.device) or under not in ("", "saved activations"):
                         continue
                     shape, weights = tuple(tensor.shape), self._weights_of(node)
-                    entry = SavedHere(memory, name_of(node), sequence, shape, weights, function_of(node))
+                    entry = SavedHere(memory, name_of(node), sequence, shape, weights, applied_class(node))
                     if sequence >= self.since:
                         self.entries[memory.key] = ("saved activations", memory)
                         known = self._saved.get(memory.key)

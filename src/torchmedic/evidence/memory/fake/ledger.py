@@ -201,7 +201,7 @@ class ByteLedger(TorchDispatchMode):
         if self._asked is None or self.failing is not None or (made.node and self._stop is not None):
             return False
         spot = made.place.spot
-        if not _about(made.nbytes, self._asked) or (
+        if not is_about(made.nbytes, self._asked) or (
             self._line is not None and (spot is None or (spot.file, spot.line) != self._line)
         ):
             return False
@@ -242,7 +242,7 @@ def _is_question(func: Any) -> bool:
     return getattr(func, "namespace", "") == "prim"
 
 
-def _about(nbytes: int, asked: int) -> bool:
+def is_about(nbytes: int, asked: int) -> bool:
     """Whether two sizes are equal up to the rounding of the allocator and of the message."""
     return abs(nbytes - asked) <= max(512, asked // 100)
 
