@@ -1,8 +1,9 @@
 """Failures of the autograd graph, in many shapes of training script, are diagnosed at the line to change.
 
 The scripts are in autograd_cases/*.txt. `=== name CODE` begins one; `cured` behind the code says that a treatment must
-have been proven on the step; `--- file.py` begins another file of the same script. The line to blame ends in
-`# <- cause`, other lines that must be named in `# <- also`. The code `none` stands for a healthy script.
+have been proven on the step, `slow` that `make test` leaves it out; `--- file.py` begins another file of the same
+script. The line to blame ends in `# <- cause`, other lines that must be named in `# <- also`. The code `none` stands
+for a healthy script.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def cases(*, healthy: bool) -> list[object]:
             main, *others = re.split(r"^--- ", body, flags=re.M)
             files = {"train.py": main} | {text.split("\n", 1)[0]: text.split("\n", 1)[1] for text in others}
             if (code == "none") == healthy:
-                found.append(pytest.param(Case(name, code, rest == ["cured"], files), id=f"{path.stem}-{name}"))
+                marks = [pytest.mark.slow] if "slow" in rest else []
+                case = Case(name, code, "cured" in rest, files)
+                found.append(pytest.param(case, id=f"{path.stem}-{name}", marks=marks))
     return found
 
 
@@ -77,8 +80,7 @@ def test_a_healthy_script_is_told_nothing(tmp_path: Path, case: Case) -> None:
     assert finished.report.diagnoses == ()
 
 
-def test_the_cure_of_a_carried_state_is_fit_for_the_first_step(tmp_path: Path) -> None:
-    source = """
+CARRIED = """
 import torch
 from torch import nn
 class Runner:
@@ -95,9 +97,75 @@ runner = Runner()
 for _ in range(4):
     runner.step(torch.randn(3, 2, 4))
 """
+CARRIED_INTO_A_LOOP = """
+import torch
+from torch import nn
+class Tracker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.state = nn.GRUCell(4, 8), None
+    def forward(self, frames):
+        h = self.state if self.state is not None else frames.new_zeros(2, 8)
+        seen = []
+        for frame in frames:
+            h = self.cell(frame, h)
+            seen.append(h)
+        self.state = h
+        return torch.stack(seen)
+tracker = Tracker()
+optimizer = torch.optim.SGD(tracker.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    tracker(torch.randn(3, 2, 4)).square().mean().backward()
+    optimizer.step()
+"""
+PAIR_INTO_A_LOOP = """
+import torch
+from torch import nn
+class Tracker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.state = nn.LSTMCell(4, 8), None
+    def forward(self, frames):
+        h, c = self.state or (frames.new_zeros(2, 8), frames.new_zeros(2, 8))
+        seen = []
+        for frame in frames:
+            h, c = self.cell(frame, (h, c))
+            seen.append(h)
+        self.state = (h, c)
+        return torch.stack(seen)
+tracker = Tracker()
+optimizer = torch.optim.SGD(tracker.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    tracker(torch.randn(3, 2, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        pytest.param(CARRIED, "None if self.state is None else self.state.detach())", id="given to a layer"),
+        pytest.param(
+            CARRIED_INTO_A_LOOP,
+            "self.state = h.detach()",
+            id="not cut in each turn of a loop",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            PAIR_INTO_A_LOOP,
+            "tuple(part.detach() for part in self.state)",
+            id="a pair that a loop changes",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_cure_of_a_carried_state_is_fit_for_the_first_step(tmp_path: Path, source: str, line: str) -> None:
     failed = run_script(tmp_path, source).only
     (cure,) = [treatment for treatment in failed.treatments if treatment.proven]
     old, new = (line[1:] for line in cure.patch.splitlines() if line[:2] in ("- ", "+ "))
+    assert line in new
     again = tmp_path / "again"
     again.mkdir()
     cured = run_script(again, source.replace(old, new))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from running import run_script
+from running import marked_line, run_script
 from torch import nn
 
 from torchmedic.contained import on_fault
@@ -257,6 +257,34 @@ def test_a_last_batch_that_is_not_full_is_named(tmp_path: Path) -> None:
     assert (diagnosis.code, place.line, place.column, place.end_column) == ("TM155", 16, 16, 30)
     assert any("2 samples, not 4" in fact for fact in diagnosis.evidence)
     assert [place.line for place in diagnosis.locations if place.role == "origin"] == [12]
+
+
+DOUBLES = """
+import numpy
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    table = numpy.random.default_rng(0).normal(size=(8, 3))
+    def __len__(self):
+        return 8
+    def __getitem__(self, number):
+        row = self.table[number]  # <- cause
+        return row, row.sum() > 0
+
+loader, model = DataLoader(Rows(), batch_size=4), torch.nn.Linear(3, 1)
+for rows, labels in loader:
+    model(rows).mean().backward()
+"""
+
+
+@pytest.mark.slow
+def test_the_dataset_is_blamed_for_the_dtype_of_its_items(tmp_path: Path) -> None:
+    diagnosis = run_script(tmp_path, DOUBLES).only
+
+    place = diagnosis.cause_location
+    assert place is not None
+    assert (diagnosis.code, place.line) == ("TM160", marked_line(DOUBLES))
 
 
 OWN_MISTAKES = [

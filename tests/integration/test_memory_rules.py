@@ -64,7 +64,7 @@ Trainer().fit()
         "`self.history['pred']` keeps",
     ),
     "a-hook-that-collects": (
-        "TM403",
+        "TM412",
         """
 model = net()
 acts = {}
@@ -81,7 +81,7 @@ for step in range(200):
     model(torch.randn(4000, 16)).square().mean().backward()
     optimizer.step()
 """,
-        "`acts` keeps",
+        "`acts` has collected",
     ),
     "a-sum-of-losses": (
         "TM403",

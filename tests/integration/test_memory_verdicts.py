@@ -223,7 +223,7 @@ class Metrics:
     def __init__(self):
         self.outputs = []
     def on_batch_end(self, out):
-        self.add(out.detach())
+        self.add(out)  # with a graph that backward has freed
     def add(self, out):
         self.outputs.append(out)  # <- cause
 class Engine:

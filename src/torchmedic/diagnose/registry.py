@@ -276,6 +276,9 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.updates_undone",
     "loop.identical_inputs",
     "loop.labels_of_other_items",
+    "loop.result_thrown_away",
+    "loop.loop_without_batches",
+    "loop.nothing_loaded",
     "loop.dropout_in_evaluation",
     silent=True,
 )
@@ -298,6 +301,8 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.normalised_over_wrong_dimension",
     "checkup.loss_term_without_graph",
     "checkup.dimensions_mixed_up",
+    "checkup.gradient_always_zero",
+    "checkup.policy_pulled_wrong_way",
     "checkup.outdated_amp_names",
     silent=True,
 )

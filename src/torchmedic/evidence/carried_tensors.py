@@ -6,14 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from torchmedic.evidence.backward_failure import BackwardFailure
+from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.memory.source.fillers import Filler
+from torchmedic.observe.heap.walk import Held
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.replay.trace.older_graph import GraphHolder, Import, bindings_of, named
+from torchmedic.replay.trace.older_graph import GraphHolder, Import, named
 from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.assignments import flat
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.layer_construction import class_nodes
 from torchmedic.source.spots import spot_of_traced
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, has_line, innermost, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, has_line, innermost, nodes_in, syntax_tree
 
 Carrier = tuple[str, Filler]  # a variable that brings an old graph in, and the statement that gave it its value
 
@@ -25,7 +28,7 @@ def carrier_of(failure: BackwardFailure, imports: Provenance, found: Import, *, 
         places = [
             (holder.name, _filler(file, binding, in_step=_runs_in_step(failure, imports, file, binding)))
             for file, body in _scopes(failure, holder, frame)
-            for binding in bindings_of(holder, body, resets=resets)
+            for binding in _bindings_of(holder, body, resets=resets)
         ]
         if places:
             return max(places, key=lambda place: (place[1].in_loop, place[1].node.lineno))
@@ -86,6 +89,35 @@ def _scopes(failure: BackwardFailure, holder: GraphHolder, frame: Frame | None) 
         yield file, tree  # a container that functions fill
 
 
+def _bindings_of(holder: GraphHolder, body: ast.AST, *, resets: bool) -> list[ast.stmt]:
+    """The statements in a piece of source that give a holder its value or an item; plain resets only if wanted."""
+    key = f"[{holder.key!r}]" if isinstance(holder.key, str) else ""
+    name = HolderName(Held(holder.name + key, holder.name.rpartition(".")[2], "items", 0, "", local=1))
+    found: list[ast.stmt] = []
+    for statement in ast.walk(body):
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = flat(statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+            given = any(name.matches(each) and not name.names_other_keys(each) for each in targets)
+            if given and (resets or not _is_reset(statement)):
+                found.append(statement)
+        elif isinstance(statement, ast.Expr) and any(True for _ in name.puts(statement.value)):
+            found.append(statement)
+    return found
+
+
+def _is_reset(statement: ast.Assign | ast.AugAssign | ast.AnnAssign) -> bool:
+    """`h = None`, `total = 0`, `h = torch.zeros(...)`: nothing that could carry a graph."""
+    if isinstance(statement, ast.AugAssign):
+        return False
+    value = statement.value
+    if value is None or isinstance(value, ast.Constant | ast.UnaryOp):
+        return True
+    if isinstance(value, ast.List | ast.Dict | ast.Tuple):
+        return not any(isinstance(node, ast.Name) for node in ast.walk(value))
+    name = callee(value) if isinstance(value, ast.Call) else ""
+    return name in ("zeros", "ones", "zeros_like", "randn", "empty", "tensor", "list", "dict", "deque", "detach")
+
+
 def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, binding: ast.stmt) -> bool:
     tree = syntax_tree(file)
     if tree is None:
@@ -94,28 +126,14 @@ def _runs_in_step(failure: BackwardFailure, imports: Provenance, file: str, bind
     for frame in failure.evidence.frames:
         # A loop of a frame on the stack that contains the statement and the line that the frame is at.
         if frame.file == file and frame.is_user and innermost(tree, frame.line, FUNCTIONS) is function:
-            loop = innermost(function or tree, frame.line, LOOPS)
-            while loop is not None:
-                if has_line(loop, binding.lineno):
-                    return True
-                loop = _around(function or tree, loop)
+            loops = [node for node in nodes_in(function or tree) if isinstance(node, LOOPS)]
+            around = [loop for loop in loops if has_line(loop, frame.line)]
+            if any(has_line(loop, binding.lineno) for loop in around):
+                return True
             # A function that is called once per step.
-            alone = innermost(function or tree, frame.line, LOOPS) is None
-            return alone and function is not None and frame.live is step_frame(failure)
+            is_of_step = failure.step is not None and frame.live is failure.step.frame
+            return not around and function is not None and is_of_step
     if function is None:
         return False
     spots: set[Spot] = {spot for call in imports.calls for spot in call.stack}
     return any(spot.file == file and has_line(function, spot.line) for spot in spots)
-
-
-def step_frame(failure: BackwardFailure) -> object:
-    return failure.step.frame if failure.step is not None else None
-
-
-def _around(tree: ast.AST, inner: ast.stmt) -> ast.stmt | None:
-    loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS) and node is not inner and _holds(node, inner)]
-    return max(loops, key=lambda node: node.lineno, default=None)
-
-
-def _holds(outer: ast.stmt, inner: ast.stmt) -> bool:
-    return outer.lineno <= inner.lineno and (inner.end_lineno or 0) <= (outer.end_lineno or 0)

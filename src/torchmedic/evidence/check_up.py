@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 
 import msgspec
@@ -13,9 +13,9 @@ import torch
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Birth, Site
 from torchmedic.observe.checkup.unreached_parameters import Unreached
-from torchmedic.observe.numbers.state_copies import Copy
+from torchmedic.observe.numbers.windows import Copy
 from torchmedic.records import Location, Role
-from torchmedic.source.live_frames import Frame, place, position_of
+from torchmedic.source.live_frames import Frame, place, position_of, stack_of
 from torchmedic.source.lookup.gradient_switches import switch_around
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.spots import Spot
@@ -35,6 +35,7 @@ class CheckUp:
         models: Modules that are known to be trained, where no frame holds them.
         past: The weights of some updates ago.
         sure_after_one: Whether one look is enough, because somebody asks about this very batch.
+        drawn: Sizes of batches whose items a DataLoader has drawn at random.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CheckUp:
         rank: int = 0,
         past: Copy | None = None,
         sure_after_one: bool = False,
+        drawn: Collection[int] = (),
     ) -> None:
         self.graphs = graphs
         self.optimized = optimized
@@ -55,6 +57,7 @@ class CheckUp:
         self.rank = rank
         self.past = past
         self._sure_after_one = sure_after_one
+        self.drawn = drawn
         self._frame = frame
         self._models = models
 
@@ -65,12 +68,7 @@ class CheckUp:
     @functools.cached_property
     def frames(self) -> list[Frame]:
         """The frames of the training loop, outermost first."""
-        found: list[Frame] = []
-        frame = self._frame
-        while frame is not None:
-            found.append(Frame(frame, frame.f_lasti, frame.f_lineno))
-            frame = frame.f_back
-        return found[::-1]
+        return stack_of(self._frame)
 
     @functools.cached_property
     def models(self) -> list[torch.nn.Module]:

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.failures.worker_failures import describe, is_fetch
 from torchmedic.records import Location, Role, StackFrame, WorkerFailure
-from torchmedic.source.bindings import own_statements
+from torchmedic.source.bindings import assignment_before, own_statements
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
-from torchmedic.source.lookup.origins import assignment_before
 from torchmedic.source.syntax import FUNCTIONS, function_of, syntax_tree
 from torchmedic.source.user_code import is_user_file
 

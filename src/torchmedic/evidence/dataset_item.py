@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.detect.failures.exceptions import Raised
 from torchmedic.evidence.bad_value_lines import Line, Watch
 from torchmedic.replay.isolation.torch_state import muted
 from torchmedic.replay.trace.values import is_whole, readable
+from torchmedic.source.lookup.bad_value_makers import shares_memory
 from torchmedic.source.objects.finite import is_bad
 
 _MAX_DATASETS = 4
@@ -31,35 +32,25 @@ class Fetched(NamedTuple):
 
 
 def collations_in_use() -> list[tuple[Any, Any]]:
-    """The datasets of all living loaders, each with its collate function.
+    """The datasets of all living loaders, those that are being iterated over first, each with its collate function.
 
     A dataset stands for its subsets: an index of a batch is one of the whole.
     """
     found: dict[tuple[int, int], tuple[Any, Any]] = {}
-    for value in gc.get_objects():
-        kind = type(value)
-        if issubclass(kind, _BaseDataLoaderIter):  # may outlive its loader
-            pair = (getattr(value, "_dataset", None), getattr(value, "_collate_fn", None))
-        elif issubclass(kind, DataLoader):
-            pair = (value.dataset, value.collate_fn)
-        else:
-            continue
-        pair = (_whole(pair[0]), pair[1])
-        found.setdefault((id(pair[0]), id(pair[1])), pair)
+    alive = gc.get_objects()
+    # An iterator may outlive its loader.
+    for kind, *attrs in ((_BaseDataLoaderIter, "_dataset", "_collate_fn"), (DataLoader, "dataset", "collate_fn")):
+        for value in alive:
+            if issubclass(type(value), kind):
+                dataset, collate = (getattr(value, attr, None) for attr in attrs)
+                pair = (_whole(dataset), collate)
+                found.setdefault((id(pair[0]), id(pair[1])), pair)
     return list(found.values())
 
 
 def datasets_in_use() -> list[Any]:
-    """The datasets of all living loaders, those that are being iterated over first; of a subset, the whole."""
-    found: dict[int, Any] = {}
-    alive = gc.get_objects()
-    for kind, attr in ((_BaseDataLoaderIter, "_dataset"), (DataLoader, "dataset")):
-        for value in alive:
-            if issubclass(type(value), kind):
-                dataset = _whole(getattr(value, attr, None))
-                if dataset is not None:
-                    found.setdefault(id(dataset), dataset)
-    return list(found.values())
+    """The datasets of `collations_in_use`, each once."""
+    return list({id(dataset): dataset for dataset, _ in collations_in_use() if dataset is not None}.values())
 
 
 def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fetched | None:
@@ -84,6 +75,27 @@ def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fe
         if is_wrong(item, 3):
             return Fetched(dataset, watch.line_of(item) or watch.last)
     return None
+
+
+def line_of_dtype(incident: Raised, tensor: torch.Tensor) -> Line | None:
+    """The line of a dataset that gives a tensor of the batch its dtype; None where the items have another one."""
+    indices = incident.batch_indices
+    if len(indices) == 1 and isinstance(indices[0], list | tuple):
+        indices = tuple(indices[0])
+    if not indices or indices[0] is None or not any(shares_memory(member, tensor) for member in incident.batch):
+        return None
+    is_plain = all(collate is default_collate for _, collate in collations_in_use())
+    name = str(tensor.dtype).removeprefix("torch.")
+
+    def has_dtype(value: Any, depth: int) -> bool:
+        if isinstance(value, list | tuple | dict) and depth:
+            return any(has_dtype(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value))
+        if isinstance(value, float):
+            return is_plain and name == "float64"  # `default_collate` makes float64 of Python's numbers
+        return str(getattr(value, "dtype", "")).removeprefix("torch.") == name
+
+    fetched = fetch_again(indices[0], has_dtype)
+    return fetched.line if fetched is not None else None
 
 
 def _whole(dataset: Any) -> Any:

@@ -190,8 +190,9 @@ class Divergence:
         return f"your last {len(calls)} updates" if len(calls) > 1 else "your last update"
 
     def shown(self, course: Course) -> str:
-        """The losses of a course in words: the first ones and the last one."""
-        losses = [f"{loss:.3g}" for loss in self.losses(course)]
+        """The losses of a course in words: the first ones and the last one, without a batch that was left out."""
+        wanted = [at for at in self.positions if at < len(course.losses) and at != course.change.without]
+        losses = [f"{course.losses[at]:.3g}" for at in wanted]
         middle = losses[3:-1]
         return ", ".join([*losses[:3], *(["..."] if len(middle) > 1 else middle), *losses[3:][-1:]])
 

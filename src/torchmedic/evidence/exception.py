@@ -15,7 +15,7 @@ from torchmedic.evidence.devices.cuda_setup import asked_beside
 from torchmedic.evidence.raising_operands import replay_operands
 from torchmedic.records import Location, Role
 from torchmedic.replay.step.step import Step, from_traceback, through_backward
-from torchmedic.source.live_frames import Frame, frames_of, place
+from torchmedic.source.live_frames import Frame, frames_of, frames_of_traceback, place
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.user_code import is_user_file
@@ -49,7 +49,7 @@ class RaisedEvidence:
 
     def step_through_backward(self) -> Step:
         """The step as far as it would have gone backward."""
-        return through_backward(self.error.__traceback__, self.incident.process)
+        return through_backward(frames_of_traceback(self.error.__traceback__), self.incident.process)
 
     @functools.cached_property
     def exhaustion(self) -> Exhaustion | None:

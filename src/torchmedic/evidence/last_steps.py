@@ -1,4 +1,8 @@
-"""Which of the last steps are run again: those of a copy of the weights from which the loss has grown."""
+"""Which of the last steps are run again: those of a copy of the weights from which the loss has grown.
+
+Data that came from a queue, an environment or a buffer is gone with its step. The data of the present step is there,
+and a cause such as too high a rate acts on this data as well: then the present step is run again and again.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,18 @@ from types import FrameType
 
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.observe.context import StepContext
-from torchmedic.observe.numbers.windows import Window
+from torchmedic.observe.numbers.windows import Window, update_end
 from torchmedic.observe.stages import UpdateStage
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import earlier_step
+from torchmedic.replay.step.step import Step, from_stack, through_backward
 from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE, OTHER_SIGN
 from torchmedic.replay.trajectory.course import Trajectory
-from torchmedic.replay.trajectory.rehearsal import rehearsal
-from torchmedic.replay.trajectory.units import inner_places, place_of, units_of
+from torchmedic.replay.trajectory.units import Unit, inner_places, place_of, units_of
 from torchmedic.replay.trajectory.updates_by_hand import updating_op
+from torchmedic.source.live_frames import stack_at
 from torchmedic.source.segment.cut import CannotCut
 
 _MAX_UPDATES = 8
@@ -36,8 +41,6 @@ def divergences(
     frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, *, beyond_doubt: bool = False
 ) -> Iterator[tuple[Divergence | None, str]]:
     """The last steps from each copy from which the loss has grown; at the end None, and why no other can be run again.
-
-    Where what the last steps read is gone, the present step is run several times in their place.
 
     Args:
         frame: Somewhere below the loop.
@@ -142,7 +145,7 @@ def _rehearse(
 ) -> Divergence | None:
     """The present step from the weights of the oldest copy from which the loss grows."""
     try:
-        units = rehearsal(frame, agent, stage, _MAX_UPDATES)
+        units = _rehearsal(frame, agent, stage, _MAX_UPDATES)
     except CannotCut:
         return None
     for window in windows if units else ():
@@ -179,6 +182,58 @@ def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | Non
     if _may_be_meant_to_grow(found):
         return None, "the value goes uphill, and it is no error: it may be meant to grow"
     return found, ""
+
+
+def _rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, updates: int) -> list[Unit]:
+    """The present step, as often as it is to be run; empty where it is not known what follows its backward call.
+
+    Args:
+        frame: Somewhere below the loop.
+        agent: The process.
+        stage: What the frame is doing; None where an exception ended the step.
+        updates: How many updates there are to be.
+
+    Raises:
+        CannotCut: The present step cannot be run again either.
+    """
+    watch, optimizers = agent.finite, agent.clock.optimizers
+    if not optimizers:
+        return _by_hand(frame, agent, updates)
+    known = [call for call in agent.kept_backwards.calls if call.ends]
+    followed = [end.optimizer() for end in known[-1].ends] if known else optimizers
+    if not followed or None in followed or (not known and len(optimizers) > 1):
+        return []
+    # Of several losses or optimizers it is not known how many calls belong to an update.
+    is_plain = len(watch.losses.trends) == len(optimizers) == 1
+    calls = watch.losses.backwards // (watch.steps + (stage == "step")) if is_plain and watch.steps else 1
+    step = _present_step(frame, agent, stage)
+    units = []
+    for further in range(updates):
+        call = agent.kept_backwards.present(watch.steps + further)
+        call.points = known[-1].points if known else []
+        call.ends = tuple(update_end(optimizer) for optimizer in followed)
+        units.append(Unit(call, step, True, (), max(1, calls)))
+    return units
+
+
+def _by_hand(frame: FrameType | None, agent: StepContext, updates: int) -> list[Unit]:
+    """The present turn of a loop that updates its weights itself."""
+    calls = list(agent.kept_backwards.calls)
+    inner = inner_places(calls)
+    call = next((each for each in reversed(calls) if each.by_hand and place_of(each) not in inner), None)
+    if call is None:
+        return []
+    step, _ = earlier_step(call, frame, agent, to_update=True)
+    return [Unit(call, step, True, ())] * updates
+
+
+def _present_step(frame: FrameType | None, agent: StepContext, stage: UpdateStage | None) -> Step:
+    if stage is None:
+        step = through_backward(stack_at(frame), agent)
+    else:
+        step = from_stack(frame, agent, include_failing=stage == "backward")
+    step.runner.takes_over = True
+    return step
 
 
 def _may_be_meant_to_grow(found: Divergence) -> bool:

@@ -17,10 +17,10 @@ from torchmedic.evidence.numbers import NumbersEvidence, Victim
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.step.result import ReplayResult
-from torchmedic.replay.step.step import Step, from_stack, on_to_backward
+from torchmedic.replay.step.step import Step, from_stack, through_backward
 from torchmedic.replay.trace.bad_value_origins import Birth, is_deliberate
 from torchmedic.replay.trace.microscope import Microscope, Value
-from torchmedic.source.live_frames import Frame, stack_of
+from torchmedic.source.live_frames import Frame, stack_at, stack_of
 from torchmedic.source.objects.finite import is_bad
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.syntax import has_line, is_module, nodes_in
@@ -144,7 +144,7 @@ class EchoEvidence(NumbersEvidence):
         frames = stack_of(frame)
         noticed = next((part for part in reversed(frames) if part.is_user), None)
         step, why_not = _cut(lambda: from_stack(frame, agent, include_failing=False))
-        through = _cut(lambda: on_to_backward(frame, agent))[0] if step is not None else None
+        through = _cut(lambda: through_backward(stack_at(frame), agent))[0] if step is not None else None
         return cls(agent, frames, noticed, step, why_not, through=through)
 
     @property

@@ -21,9 +21,9 @@ from torchmedic.replay.step.earlier_step import BATCH
 from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.assignments import read_first
 from torchmedic.source.live_frames import node_location, place
-from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
+from torchmedic.source.lookup.bad_value_makers import maker_of
 from torchmedic.source.lookup.optimizers import built_at
-from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.lookup.origins import Origin, attribute_assignments
 from torchmedic.source.syntax import syntax_tree
 
 _MIN_ELEMENTS = 8
@@ -189,7 +189,7 @@ def _line_in_loading(evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor
     return line or line_in_collate(evidence.frames, tuple(known), is_large)
 
 
-def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor, at: int) -> Maker | None:
+def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor, at: int) -> Origin | None:
     """The attribute of a data set that holds a row of a batch, at the index of its item."""
     items = items_of(unit.call.origin)
     index = items[at] if isinstance(items, list | tuple) and at < len(items) else None
@@ -205,7 +205,7 @@ def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor, at: int) -> Ma
         if row.shape == tensor.shape[1:] and torch.equal(row.to(tensor.dtype), tensor[at]):
             found = [each for each in attribute_assignments(type(dataset), attr) if not _writes_part(each[1])]
             if len(found) == 1:
-                return Maker(found[0][0], found[0][1], f"self.{attr}")
+                return Origin(found[0][0], found[0][1], f"self.{attr}")
     return None
 
 
@@ -214,7 +214,7 @@ def _writes_part(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Assign) and all(isinstance(each, ast.Subscript) for each in statement.targets)
 
 
-def _located(maker: Maker, label: str, *, written: bool) -> Location:
+def _located(maker: Origin, label: str, *, written: bool) -> Location:
     """The statement, or the only one that writes some values into what it made."""
     tree = syntax_tree(maker.file) if written else None
     writes = [

@@ -30,6 +30,7 @@ from torchmedic.records import Diagnosis
 from torchmedic.replay.step.step import Step, from_traceback, through_backward
 from torchmedic.repro import recorder
 from torchmedic.runfolder.files import next_diagnosis, release, write_diagnosis
+from torchmedic.source.live_frames import frames_of_traceback
 from torchmedic.source.segment.cut import CannotCut
 
 
@@ -55,7 +56,7 @@ def explain_exception(error: BaseException, agent: ProcessContext) -> None:
 def _failing_step(error: BaseException, agent: ProcessContext) -> Step:
     """The step that an exception has ended, as far as it would have gone backward."""
     try:
-        return through_backward(error.__traceback__, agent)
+        return through_backward(frames_of_traceback(error.__traceback__), agent)
     except CannotCut:
         return from_traceback(error.__traceback__, agent)
 

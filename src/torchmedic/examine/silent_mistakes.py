@@ -36,7 +36,8 @@ def explain_first_steps(
     optimized = parameters_of(*agent.clock.optimizers)
     memory = agent.finite.memory
     past = memory.oldest_copy()
-    evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank, past=past)
+    drawn = {event.fact.drawn for event in agent.habits.events if event.kind == "fetch"}
+    evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank, past=past, drawn=drawn)
     for diagnosis in ask_each(evidence, registry.CHECKUP):
         if diagnosis.code in _OF_THROWN_WEIGHTS and memory.is_away:
             continue

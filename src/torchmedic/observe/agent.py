@@ -275,7 +275,7 @@ class Agent:
         self.habits.standstill.ending(self.clock.updates)
         if self.step.ranks is not None:
             self.step.ranks.exiting()
-        self.habits.judge()
+        self.habits.ending()
         self.checkup.exiting()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchmedic.contained import contained
 from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.script_code import is_function
-from torchmedic.source.objects.graph import walk
+from torchmedic.source.objects.graph import name_of, walk
 from torchmedic.source.objects.parts import live_modules
 
 _MADE_BY_WRAPPER = "_DDPSinkBackward"  # passes gradients on
@@ -49,7 +49,7 @@ def reason_against(roots: Iterable[torch.Tensor]) -> str:
         if found:
             return f"other ranks take part in this backward pass, with {found[0]} of DistributedDataParallel"
     for node in walk(each.grad_fn for each in roots):
-        name = str(node.name())
+        name = name_of(node)
         if (is_function(node) and name != _MADE_BY_WRAPPER) or "CppNode" in name:
             return f"other ranks take part, and {name} may send something to them a second time"
     return ""

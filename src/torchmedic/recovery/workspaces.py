@@ -23,6 +23,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.memory import cuda_refusals
 from torchmedic.recovery.living_tensors import plainly
 from torchmedic.recovery.saved_tensors import SavedTensors
+from torchmedic.source.objects.graph import name_of
 
 _NODE = "ConvolutionBackward0"
 _SETTINGS = (
@@ -70,7 +71,7 @@ class Workspaces:
             self._asked = asked
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked / 2**20:.2f} MiB.")
         node: Any = torch._C._current_autograd_node()
-        self._is_counted = self._thread is not None or (node is not None and node.name() == _NODE)
+        self._is_counted = self._thread is not None or (node is not None and name_of(node) == _NODE)
         if self._is_counted:
             self._silent.append(asked)
 
@@ -104,7 +105,7 @@ class Workspaces:
             make_room: For so many bytes; says whether there is more now.
         """
         for node in nodes:
-            if node.name() == _NODE and node._input_metadata[0].device.type in _DEVICES:
+            if name_of(node) == _NODE and node._input_metadata[0].device.type in _DEVICES:
                 handle = saved.source(node, "_raw_saved_input")
                 if handle is not None:
                     handle.before_use = functools.partial(self._tried, make_room)
@@ -113,7 +114,7 @@ class Workspaces:
     def _tried(self, make_room: Callable[[int], bool], data: torch.Tensor) -> None:
         """Compute the gradients of the convolution whose node runs, until there is room for them."""
         node: Any = torch._C._current_autograd_node()
-        if node is None or node.name() != _NODE:
+        if node is None or name_of(node) != _NODE:
             return
         gradient = node._input_metadata[0]
         settings = [getattr(node, f"_saved_{name}") for name in _SETTINGS]

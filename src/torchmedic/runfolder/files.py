@@ -17,7 +17,7 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.records import SCHEMA, Diagnosis, Report, encode, encode_line
 from torchmedic.records.plain_text import cleaned
 from torchmedic.runfolder import reading
-from torchmedic.runfolder.layout import new_file, new_folder, process_folders, rank_of
+from torchmedic.runfolder.layout import names_in, new_file, new_folder, process_folders, rank_of
 
 REPORT = "report.json"
 HTML = "report.html"
@@ -187,7 +187,7 @@ def _supervisor(run: Path, rank: int | None) -> Path:
 
 def read_supervisors(run: Path) -> list[SupervisorLine]:
     found = []
-    for name in _names(run):
+    for name in names_in(run):
         if name.startswith(_SUPERVISOR):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 found.append(reading.decode(reading.read(run / name, _MAX_SETTINGS_BYTES), SupervisorLine))
@@ -228,25 +228,17 @@ def write_diagnosis(folder: Path, diagnosis: Diagnosis) -> int:
 def read_diagnoses(folder: Path, known: Container[Path] = ()) -> dict[Path, Diagnosis]:
     """The diagnoses made inside one process, by file. Known and damaged files are skipped."""
     found = {}
-    for name in _names(folder):
+    for name in names_in(folder):
         if name.startswith("diagnosis-") and name.endswith(".json") and (path := folder / name) not in known:
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 found[path] = reading.decode(reading.read(path), Diagnosis)
     return found
 
 
-def _names(folder: Path) -> list[str]:
-    """The names in a folder. Called several times a second during a run, where `glob` is too slow."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
 def stack_files(run: Path) -> dict[int, Path]:
     """The faulthandler files, by pid."""
     folder = run / STACKS
-    names = (name for name in _names(folder) if name.endswith(".txt") and name[:-4].isdecimal())
+    names = (name for name in names_in(folder) if name.endswith(".txt") and name[:-4].isdecimal())
     return {int(name[:-4]): folder / name for name in names}
 
 

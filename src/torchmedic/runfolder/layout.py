@@ -247,12 +247,16 @@ def process_folders(run: Path) -> list[Path]:
 
 
 def _folders(run: Path, start: str) -> list[Path]:
-    """Folders whose name begins with `start`. Called several times a second, where `glob` is too slow."""
+    """Folders whose name begins with `start`."""
+    return [run / name for name in names_in(run) if name.startswith(start) and _is_folder(f"{run}/{name}")]
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder. Called several times a second during a run, where `glob` is too slow."""
     try:
-        names = sorted(os.listdir(run))
+        return sorted(os.listdir(folder))
     except OSError:
         return []
-    return [run / name for name in names if name.startswith(start) and _is_folder(f"{run}/{name}")]
 
 
 def _is_folder(path: str) -> bool:

@@ -67,7 +67,7 @@ class Frame:
     @functools.cached_property
     def statement(self) -> ast.stmt | None:
         """The innermost statement that holds the expression under evaluation."""
-        return _statement_at(self.tree, self.line, self._column) if self.tree is not None else None
+        return statement_around(self.tree, self.line, self._column) if self.tree is not None else None
 
     @functools.cached_property
     def tree(self) -> ast.Module | None:
@@ -207,7 +207,8 @@ def _statements(tree: ast.Module) -> tuple[ast.stmt, ...]:
 
 
 @functools.lru_cache(maxsize=1024)  # a recursion comes a thousand times past the same places
-def _statement_at(tree: ast.Module, line: int, column: int | None) -> ast.stmt | None:
+def statement_around(tree: ast.Module, line: int, column: int | None) -> ast.stmt | None:
+    """The innermost statement at a line and column; the last one of the line where the column is not known."""
     covering = [node for node in _statements(tree) if _covers(node, line, column)]
     return covering[-1] if covering else None  # breadth first: what comes later lies deeper
 

@@ -239,6 +239,25 @@ def spans_block(block: Block, lines: set[int]) -> bool:
     return all(block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno) for line in lines)
 
 
+def taken_at(function: ast.AST, line: int) -> list[tuple[ast.expr, int]]:
+    """What `with` statements around a line have entered, and what `acquire` calls before it took without a `release`.
+
+    Returns:
+        The expressions, each with the line that took it.
+    """
+    entered: list[tuple[ast.expr, int]] = []
+    acquired: dict[str, tuple[ast.expr, int]] = {}
+    for node in sorted(own_nodes(function), key=lambda each: getattr(each, "lineno", 0)):
+        match node:
+            case ast.With(body=body) if body[0].lineno <= line <= (body[-1].end_lineno or 0):
+                entered += [(item.context_expr, node.lineno) for item in node.items if item.context_expr.lineno < line]
+            case ast.Call(func=ast.Attribute(value=lock, attr="acquire")) if node.lineno < line:
+                acquired[ast.unparse(lock)] = (lock, node.lineno)
+            case ast.Call(func=ast.Attribute(value=lock, attr="release")) if node.lineno < line:
+                acquired.pop(ast.unparse(lock), None)
+    return [*entered, *acquired.values()]
+
+
 def makes_number(call: ast.Call) -> bool:
     """Whether the result of a call is plainly a Python value: `loss.item()`, `float(loss)`, but not `loss.float()`."""
     return callee(call) in (_NUMBER_METHODS if isinstance(call.func, ast.Attribute) else _NUMBER_FUNCTIONS)

@@ -269,6 +269,18 @@ def case_160_maskfill():
     torch.rand(3).masked_fill(torch.ones(3), 0)  # <- TM160
 
 
+def case_165_gradient_of_a_result():
+    x = torch.rand(3, requires_grad=True)
+    x = x.clamp(0, 1)  # <- TM165
+    x.sum().backward()
+    x.grad.sign()
+
+
+def case_160_maskfill_beyond_half():
+    scores, value = torch.rand(3).half(), -1e9
+    scores.masked_fill(torch.ones(3).bool(), value)  # <- TM160
+
+
 def case_160_maskfill_int():
     torch.rand(3).masked_fill(torch.ones(3).long(), 0)  # <- TM160
 

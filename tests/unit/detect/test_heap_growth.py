@@ -23,6 +23,7 @@ from torchmedic.evidence.leaks.lifetimes import Lifetime
 from torchmedic.evidence.leaks.source.sites import Traffic
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops
+from torchmedic.evidence.memory.source.differentiated import is_name_differentiated
 from torchmedic.observe.budget import Budget
 from torchmedic.observe.heap import walk
 from torchmedic.observe.heap.growth_watch import LeakWatch, Look, Point
@@ -532,7 +533,7 @@ def test_what_a_loss_is_made_from_needs_its_graph() -> None:
         (made.replace("sum()", "sum().detach()"), False),
     ):
         (site,) = of_source(source).puts
-        assert training_loops([site.file]).goes_backward("kept") is needed
+        assert is_name_differentiated("kept", [site.file]) is needed
 
 
 def test_a_graph_is_weighed_without_what_others_keep_too() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchmedic.observe.numbers.loss_jumps import LossJumps
+from torchmedic.observe.numbers.loss_trend import LossJumps
 
 
 def _optimizer(dead: int) -> torch.optim.SGD:

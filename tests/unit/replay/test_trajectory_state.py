@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torchmedic.observe.numbers.state_copies import take_copy
+from torchmedic.observe.numbers.windows import take_copy
 from torchmedic.replay.trajectory.reduction import reduction_of
 from torchmedic.replay.trajectory.repetition import difference_of
 from torchmedic.replay.trajectory.state import rewound, update

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchmedic.detect.loop import (
+    batchless,
     data,
     device_time,
     gradients,
@@ -21,6 +22,7 @@ from torchmedic.detect.loop import (
     parameters,
     schedules,
     standstill,
+    thrown_away,
     undone,
 )
 from torchmedic.detect.loop.incident import LoopIncident
@@ -39,6 +41,8 @@ _FINDERS = (
     leftovers.find,
     undone.find,
     pairing.find,
+    thrown_away.find,
+    batchless.find,
 )
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from torchmedic.observe.device.device_waits import Waited
 from torchmedic.observe.heap.walk import Held
+from torchmedic.observe.loop.loads import Unmatched
 from torchmedic.source.spots import Place
 
 
@@ -82,12 +83,15 @@ class RateDecayed(LoopIncident, frozen=True, kw_only=True):
     """The rate was `first` at most, and is `rate` since step `since`, for `updates` updates.
 
     `schedule` is the class of the schedule, empty where there is none; `is_per_update`: it moves with every update.
+    `reason` is "loaded" for a rate that came with a state, "absolute" for a factor that is the rate itself, "falling"
+    for a schedule that waits for a number to rise, which falls.
     """
 
     update: Place
     built: Place | None
     schedule: str
     is_per_update: bool
+    reason: str = ""
     first: float
     rate: float
     since: int
@@ -207,6 +211,24 @@ class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
 
     batches: int
     length: int
+
+
+class LoopWithoutBatches(LoopIncident, frozen=True, kw_only=True):
+    """`name` is the iterator that one pass uses up, made before a loop of `turns`; else a loader gave no batch at all.
+
+    `items` is the number of items of the dataset of that loader, `size` what a batch should have.
+    """
+
+    name: str
+    loop: Place | None = None
+    kind: str = ""
+    turns: int = 0
+    items: int = 0
+    size: int = 0
+
+
+class NothingLoaded(LoopIncident, frozen=True, kw_only=True):
+    load: Unmatched
 
 
 class SameRandomnessInWorkers(LoopIncident, frozen=True, kw_only=True):
@@ -342,3 +364,10 @@ class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
     """
 
     forward: Place | None = None
+
+
+class ResultThrownAway(LoopIncident, frozen=True, kw_only=True):
+    """`what` is the operation, or for `is_rebound` the variable of a loop over parameters that gets another value."""
+
+    what: str
+    is_rebound: bool

@@ -22,7 +22,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         known = [part for part in intervals(habits.events, number) if not part.touched]
         sizes = [len(part.of("fetch")) for part in known if len(part.of("backward")) == len(part.of("fetch"))]
         size = max(set(sizes), key=sizes.count, default=0)
-        if size < 2 or sizes.count(size) < _MIN_CYCLES or not 0 < length % size < size:
+        if not 2 <= size < length or sizes.count(size) < _MIN_CYCLES or length % size == 0:
             continue
         end = _first_end(habits.events, number)
         if end is None or end[0] != length % size:

@@ -92,7 +92,11 @@ def _never_in_training(
     To normalise with statistics that were learned before is often meant. Those of the constructor do not normalise.
     """
     switched = [event for event in habits.events if event.kind == "eval" and event.who == who]
-    norms = [part for part in model.modules() if isinstance(part, _NORMS) and part.track_running_stats]
+    norms = [
+        part
+        for part in model.modules()
+        if isinstance(part, _NORMS) and part.track_running_stats and not _is_frozen(part)
+    ]
     if len(calls) < _MIN_STEPS_OF_NEVER or not switched or not norms or any(part.training for part in norms):
         return
     if any(part.num_batches_tracked is None or int(part.num_batches_tracked) for part in norms):
@@ -110,6 +114,12 @@ def _never_in_training(
         norms=names,
         dropouts=dropouts,
     )
+
+
+def _is_frozen(part: nn.Module) -> bool:
+    """Whether somebody who wants no change of a layer has said so."""
+    parameters = list(part.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def _last_in_training(calls: list[tuple[Event, Event]]) -> int | None:

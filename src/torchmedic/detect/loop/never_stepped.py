@@ -12,11 +12,24 @@ from torchmedic.detect.loop.incident import LoopIncident, OptimizerNeverSteps
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, has_line, innermost, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    callee,
+    calls_backward,
+    calls_in,
+    has_line,
+    innermost,
+    last_name,
+    nodes_in,
+    own_nodes,
+    syntax_tree,
+)
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
 _MIN_BACKWARDS = 16  # whose gradients were cleared
+_MIN_TURNS = 6  # whose gradients were cleared, where the source shows that the optimizer never steps
 _MIN_CLEARS = 2  # of the gradients of many calls of backward, which were added up
 _MIN_PASSES = 3  # over the data, without an update
 _MIN_ACCUMULATED = 48  # calls of backward whose gradients were added up and cleared
@@ -26,7 +39,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     """An optimizer never steps, and nobody else updates its weights."""
     living = [watched for watched in habits.optimizers.values() if watched.optimizer is not None]
     has_steps = any(event.kind in ("step", "step skipped", "scaler step") for event in habits.events)
-    if len(living) == 1 and not has_steps and not habits.steps:
+    if len(living) == 1 and not has_steps and not habits.steps and not habits.reach.reached_data:
         yield from _never(habits, living[0], has_steps=False)
     elif len(living) > 1 and has_steps:
         for watched in living:
@@ -46,7 +59,9 @@ def _never(habits: Habits, watched: Watched, *, has_steps: bool) -> Iterator[Loo
     lost = sum(event.kind == "backward" for event in events[: clears[-1]]) if clears else 0
     passes = sum(event.kind == "fetch" and event.fact.position == 1 for event in events)
     is_late = not has_steps and len(backwards) >= _MIN_ACCUMULATED and passes >= _MIN_PASSES
-    is_habit = cleared >= _MIN_BACKWARDS or (cleared >= _MIN_CLEARS and lost >= _MIN_ACCUMULATED and not has_steps)
+    is_habit = cleared >= (_MIN_TURNS if has_steps else _MIN_BACKWARDS) or (
+        cleared >= _MIN_CLEARS and lost >= _MIN_ACCUMULATED and not has_steps
+    )
     if not (is_habit or is_late) or len(backwards) < _MIN_BACKWARDS:
         return
     writes = {state.weight_writes for event in events if (state := event.states.get(watched.number)) is not None}
@@ -54,6 +69,8 @@ def _never(habits: Habits, watched: Watched, *, has_steps: bool) -> Iterator[Loo
         return  # the weights are updated by hand
     other = _step_in_its_place(events, watched.number)
     backward = backwards[-1].place
+    if not has_steps and _comes_later(backward):
+        return
     skipped = None if has_steps else _step_in_branch(backward)
     named = None if has_steps else _named_step(dict.fromkeys(event.place.file for event in events if event.place.line))
     yield OptimizerNeverSteps(
@@ -129,6 +146,37 @@ def _step_in_branch(backward: Place) -> Place | None:
     calls = {call for call in calls if not call.args or "scaler" in ast.unparse(call.func)}
     lines = {branch.lineno for branch in branches for call in calls if has_line(branch, call.lineno)}
     return Place(backward.file, max(lines)) if lines and len(calls) == 1 else None
+
+
+def _comes_later(backward: Place) -> bool:
+    """Whether a call of `step` outside of the loop that calls backward may still follow, as after an accumulation."""
+    tree = syntax_tree(backward.file)
+    function = innermost(tree, backward.line, FUNCTIONS)
+    own = innermost(tree, backward.line, LOOPS)
+    own = function if own is None or (function is not None and function.lineno > own.lineno) else own
+    for file, each in user_trees():
+        schedules = {
+            last_name(node.targets[0])
+            for node in nodes_in(each)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+            if hasattr(lr_scheduler, callee(node.value))
+        }
+        for call in calls_in(each, "step"):
+            if not isinstance(call.func, ast.Attribute) or last_name(call.func.value) in schedules:
+                continue
+            is_here = file == backward.file
+            if is_here and own is not None and has_line(own, call.lineno):
+                continue  # it has had its chance
+            around = innermost(each, call.lineno, FUNCTIONS)
+            if around is None or around is function:
+                loop = innermost(each, call.lineno, LOOPS)
+                if loop is not None and (calls_backward(loop) or not is_here):
+                    return True
+            elif any(
+                getattr(around, "name", "") == callee(other) for _, one in user_trees() for other in calls_in(one)
+            ):
+                return True
+    return False
 
 
 def _named_step(files: dict[str, None]) -> Place | None:

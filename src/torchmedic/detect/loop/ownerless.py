@@ -5,7 +5,8 @@ distillation. So all of this must hold: the layer still has the values of its co
 initialised or updated it), and either gradients of trained layers of the same model pass through it on their way from
 the loss, as through a head, or the loop treats it as trained (`decoder.train()`), or two optimizers have the very same
 parameters, so that one of them was meant for this layer. A head beside modules that the optimizer was given one by one
-counts as a part of the same model. So does a network with a term of the loss that reaches no parameter of an optimizer,
+counts as a part of the same model. So does a decoder that is to give back what the model was given, or that has a table
+for tokens. So does a network with a term of the loss that reaches no parameter of an optimizer,
 as a critic beside an actor. A selection of single parameters by a condition and an optimizer that is built later
 keep this module silent.
 """
@@ -80,6 +81,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     if all(event.fact.has_gradient for event in steps[-4:]):
         found = _between(held, candidates, owned) or _beside(held, candidates, owned)
         found = found or _alone(held, candidates, owned)
+        found = found or _decoders(held, candidates, owned)
         if not found:
             found, sign, signed = _treated_as_trained(held, candidates, owned)
     twin = None
@@ -95,7 +97,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
         return
     yield ParametersWithoutOptimizer(
         step=steps[-1].step,
-        cause=chosen_at(built.built or steps[-1].place, built.caller),
+        cause=chosen_at(built.built or steps[-1].place, built.caller, found),
         optimizer=built.number,
         names=list(found),
         elements=sum(parameter.numel() for layer in found.values() for parameter in layer.parameters()),
@@ -233,6 +235,27 @@ def _alone(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int])
         layers = _layers(module, candidates)
         is_whole = bool(layers) and all(candidates[id(layer.weight)].is_alone for layer in layers.values())
         if name and module.training and is_whole and not _has_owned(module, owned):
+            return {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+    return {}
+
+
+def _decoders(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
+    """A network between a trained network and the loss that only makes sense if it is trained, too.
+
+    It is to give back what the model was given, or has a table of its own for tokens, with random values.
+    """
+    trained = {each.file for each in held if each.name and _is_owned(each.module, owned)}
+    for module, name, file in held:
+        layers = _layers(module, candidates)
+        is_whole = bool(layers) and module.training and not _has_owned(module, owned)
+        if not (name and is_whole and file in trained):
+            continue
+        has_table = any(
+            isinstance(layer, nn.Embedding) and layer.weight.requires_grad and layer.weight.grad is not None
+            for layer in module.modules()
+        )
+        known = [candidates[id(layer.weight)] for layer in layers.values()]
+        if any(each.is_between and (each.gives_back or has_table) for each in known):
             return {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
     return {}
 

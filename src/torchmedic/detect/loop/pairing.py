@@ -12,41 +12,51 @@ from torchmedic.detect.loop.incident import IdenticalInputs, LabelsOfOtherItems,
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, function_of, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import user_trees
 
 _MIN_BATCHES = 6
 _MIN_ROWS = 48
 _MAX_COMPARED = 64  # items of a dataset
+_CONSTANTS = {  # by function: the value of all elements; None for any
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0.0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), 1.0),
+    **dict.fromkeys(("full", "full_like", "new_full")),
+}
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     rounds = list(_rounds(habits.events))
-    yield from _identical(habits, [fetches[0] for fetches in rounds if len(fetches) == 1])
-    yield from _apart([fetches for fetches in rounds if len(fetches) == 2])
+    for batches, finder in ((1, _identical), (2, _apart)):
+        alike = [(fetches, is_target) for fetches, is_target in rounds if len(fetches) == batches]
+        if any(is_target for _, is_target in alike):
+            yield from finder(habits, [fetches for fetches, _ in alike])
 
 
-def _rounds(events: list[Event]) -> Iterator[list[Event]]:
-    """The batches that were fetched before each call of backward."""
+def _rounds(events: list[Event]) -> Iterator[tuple[list[Event], bool]]:
+    """The batches that were fetched before each call of backward, and whether its loss compares with their labels."""
     fetches: list[Event] = []
     for event in events:
         if event.kind == "fetch":
             fetches.append(event)
         elif event.kind == "backward" and fetches:
-            yield fetches
+            labels = frozenset[int]().union(*(each.fact.look.labels for each in fetches))
+            yield fetches, bool(labels) and labels <= event.fact.targets
             fetches = []
         elif event.kind in ("gap", "eval"):
             fetches = []
 
 
-def _identical(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncident]:
+def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncident]:
+    fetches = [fetch for (fetch,) in rounds]
     rows = sum(event.fact.look.rows for event in fetches)
     looks = {event.fact.look.equal for event in fetches}
     if len(fetches) < _MIN_BATCHES or rows < _MIN_ROWS or len(looks) != 1 or 0 in looks:
         return
-    if not any(event.fact.look.labels_differ for event in fetches):
-        return
     last = fetches[-1]
+    if not any(event.fact.look.labels_differ for event in fetches) or _is_meant(last.fact.look.value):
+        return
     dataset = habits.thing(last.fact.dataset)
     if dataset is None:
         return
@@ -63,21 +73,37 @@ def _identical(habits: Habits, fetches: list[Event]) -> Iterator[LoopIncident]:
     )
 
 
+def _is_meant(value: float | None) -> bool:
+    """Whether the script makes tensors of this one value and never fills them, as the input of a baseline."""
+    for _, tree in user_trees() if value is not None else ():
+        filled = {
+            ast.unparse(target.value)
+            for node in nodes_in(tree)
+            for target in (node.targets if isinstance(node, ast.Assign) else [])
+            if isinstance(target, ast.Subscript)
+        }
+        handlers = [node for node in nodes_in(tree) if isinstance(node, ast.ExceptHandler)]
+        caught = {call for handler in handlers for call in calls_in(handler)}
+        for call in calls_in(tree, *_CONSTANTS):
+            if _CONSTANTS[callee(call)] not in (None, value) or call in caught:
+                continue
+            names = [
+                ast.unparse(node.targets[0])
+                for node in nodes_in(tree)
+                if isinstance(node, ast.Assign) and has_line(node, call.lineno)
+            ]
+            if not set(names) & filled:
+                return True
+    return False
+
+
 def _source(dataset: Any) -> tuple[str, Place | None]:
     """The attribute of a dataset that holds the same for all items, with the line that sets it; else its getter."""
     getter = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
     if getter is None or not is_user_file(getter.co_filename):
         return "", None
-    function = next(
-        (
-            node
-            for node in nodes_in(syntax_tree(getter.co_filename))
-            if isinstance(node, ast.FunctionDef) and node.name == "__getitem__"
-            if node.lineno <= getter.co_firstlineno + len(node.decorator_list) <= (node.end_lineno or 0)
-        ),
-        None,
-    )
-    read = [node.attr for node in nodes_in(function) if isinstance(node, ast.Attribute)] if function is not None else []
+    function = function_of(syntax_tree(getter.co_filename), getter)
+    read = [node.attr for node in nodes_in(function) if isinstance(node, ast.Attribute)]
     for name in read:
         if _is_same_for_all(vars(dataset).get(name), len(dataset)):
             sets = [
@@ -88,7 +114,7 @@ def _source(dataset: Any) -> tuple[str, Place | None]:
             ]
             if len(sets) == 1:
                 return name, Place(getter.co_filename, sets[0].lineno)
-    returns = [node for node in nodes_in(function) if isinstance(node, ast.Return)] if function is not None else []
+    returns = [node for node in nodes_in(function) if isinstance(node, ast.Return)]
     return "", Place(getter.co_filename, returns[-1].lineno if returns else getter.co_firstlineno)
 
 
@@ -101,7 +127,7 @@ def _is_same_for_all(values: Any, length: int) -> bool:
     return all(isinstance(one, int | float | str | list) for one in some) and all(one == some[0] for one in some)
 
 
-def _apart(rounds: list[list[Event]]) -> Iterator[LoopIncident]:
+def _apart(_: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncident]:
     """One loader gives inputs, another one of the same length gives labels, and never those of the same items."""
     if len(rounds) < _MIN_BATCHES:
         return

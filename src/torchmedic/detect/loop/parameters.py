@@ -20,6 +20,7 @@ from torchmedic.detect.loop import frozen_layers, new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
+    NothingLoaded,
     OptimizerOfOtherModel,
     OptimizerOfTwin,
     ReplacedParameters,
@@ -43,6 +44,9 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     living = [watched.optimizer for watched in habits.optimizers.values() if watched.optimizer is not None]
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
+    for load in habits.unmatched:
+        if load.place.line and habits.thing(load.module) is not None:
+            yield NothingLoaded(step=steps[-1].step, cause=load.place, load=load)
     yield from new_leaves.find(habits, steps)
     yield from ownerless.find_thawed(habits, steps)
     held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import itertools
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
-from torchmedic.source.user_variables import looks_at_locals
+from torchmedic.source.user_variables import locals_of
 
 _MIN_STEPS_AT_ZERO = 8  # with a rate of exactly zero
 _MIN_MOVES_PER_BATCH = 8  # moves, each after one update
@@ -230,11 +229,4 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _variable(frame: FrameType, name: str) -> Any:
-    is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
-    if is_function and looks_at_locals(frame.f_code):
-        return None  # there is one dict of locals per frame: reading it here would change the user's
-    values = frame.f_locals
-    found = values.get(name, frame.f_globals.get(name))
-    if is_function and sys.version_info < (3, 13):
-        values.clear()  # a copy kept by the frame, which would hold every tensor past its time
-    return found
+    return dict(locals_of(frame)).get(name, frame.f_globals.get(name))

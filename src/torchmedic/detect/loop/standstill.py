@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from torchmedic.detect.loop.incident import (
     LoopIncident,
@@ -24,7 +24,7 @@ from torchmedic.detect.loop.incident import (
 )
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.observe.loop.standstill import DOUBTFUL_CHANGE, LayerMoves, Steady
+from torchmedic.observe.loop.standstill import DOUBTFUL_CHANGE, MAX_DEAD_SHARE, LayerMoves, Steady
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.layer_construction import given_modules
 from torchmedic.source.lookup.layers import layer_built_at, roots
@@ -33,6 +33,9 @@ from torchmedic.source.spots import NOWHERE, Place
 
 _MIN_DEAD_UPDATES = 48
 _MIN_NEGATIVE_UPDATES = 8  # a schedule that ends one update early does no harm
+_MIN_MOVES = 4  # of a schedule, after which a warm-up has left its first rate
+_MIN_FALLING = 0.75  # of the changes of a number
+_MAX_PLAIN_RATE = 0.1  # a factor that is as large may be meant as one
 _MAX_PATIENCE = 10  # updates that are too few to tell a plateau from the noise of batches; the default of torch
 _MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
 _MAX_FALL = 0.1  # of the largest gradient, since the weights were copied
@@ -65,46 +68,82 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 
 
 def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
-    """The rate has been negative, or next to nothing for more than half of the run."""
+    """The rate has been negative, or next to nothing for most of the run, or small by mistake from the first update."""
     negative = known.negative_since()
-    dead = negative or known.nothing_since()
+    reason = _small_from_the_first(watched, known)
+    dead = negative or known.nothing_since() or (known.rates[0] if reason else None)
     last = known.rates[-1].step if known.rates else 0
-    if dead is None or last - dead.step < (_MIN_NEGATIVE_UPDATES if negative else max(_MIN_DEAD_UPDATES, dead.step)):
+    enough = _MIN_DEAD_UPDATES if reason else max(_MIN_DEAD_UPDATES, dead.step if dead is not None else 0)
+    if dead is None or last - dead.step < (_MIN_NEGATIVE_UPDATES if negative else enough):
         return
     number = watched.number
     moves = [event for event in habits.events if event.kind == "schedule" and event.fact.optimizer == number]
     updates = [event for event in habits.events if event.kind == "step" and event.who == number]
     is_per_update = bool(moves) and len({move.site for move in moves}) == 1 and len(moves) >= len(updates) - 1
     schedules = schedulers_of(watched.optimizer)
-    patience = [each.patience for each in schedules if isinstance(each, ReduceLROnPlateau)]
+    plateaus = [each for each in schedules if isinstance(each, ReduceLROnPlateau)]
+    if not reason and any(
+        _falls(habits.metrics.get(habits.number(each), ())) for each in plateaus if each.mode == "max"
+    ):
+        reason = "falling"
+    patience = [] if reason else [each.patience for each in plateaus]
     if patience and not (is_per_update and max(patience) <= _MAX_PATIENCE):
         return  # the loss has not fallen for long: a plateau
     frames = stack_of(sys._getframe())
-    found = rate_set_at(frames, watched.optimizer, "origin", "")
+    value = max(each.rate for each in known.rates) if reason == "absolute" else None
+    found = rate_set_at(frames, watched.optimizer, "origin", "", value=value)
     built = Place(found.file, found.line) if found is not None else watched.built
     step = None
     if is_per_update and moves[-1].place.line:
         step = advanced_at(frames, habits.thing(moves[-1].who), moves[-1].place)
     yield RateDecayed(
         step=last,
-        cause=step or built or update,
+        cause=(watched.loaded if reason == "loaded" else step if not reason else None) or built or update,
         optimizer=number,
         update=update,
-        built=built,
+        built=built if not reason else None,
         schedule=type(schedules[0]).__name__ if schedules else "",
         is_per_update=is_per_update,
-        first=max(each.rate for each in known.rates),
+        reason=reason,
+        first=_meant(watched) if reason else max(each.rate for each in known.rates),
         rate=known.rates[-1].rate,
         since=dead.step,
         updates=last - dead.step,
     )
 
 
+def _meant(watched: Watched) -> float:
+    """The rate with which an optimizer was built."""
+    rate = watched.optimizer.defaults.get("lr", 0.0)
+    return float(rate) if isinstance(rate, float | int) else 0.0
+
+
+def _small_from_the_first(watched: Watched, known: Steady) -> str:
+    """Why the rate was never what the optimizer was built with: it came with a state, or is multiplied with itself."""
+    meant, largest = _meant(watched), max((each.rate for each in known.rates), default=0.0)
+    is_tiny = watched.loaded is not None and 0 < largest <= MAX_DEAD_SHARE * meant
+    is_square = 0 < meant <= _MAX_PLAIN_RATE and math.isclose(largest, meant * meant, rel_tol=1e-6)
+    if not (is_tiny or is_square):
+        return ""
+    schedules = schedulers_of(watched.optimizer)
+    if is_tiny and not schedules:
+        return "loaded"
+    factors = [each for each in schedules if type(each) is LambdaLR and each.last_epoch >= _MIN_MOVES]
+    return "absolute" if is_square and len(factors) == len(schedules) == 1 else ""
+
+
+def _falls(metrics: Sequence[float]) -> bool:
+    """Whether numbers fall nearly always, and never come back to where they began."""
+    falls = [after < before for before, after in itertools.pairwise(metrics)]
+    is_enough = len(falls) >= _MIN_MOVES and sum(falls) >= _MIN_FALLING * len(falls)
+    return is_enough and max(metrics[1:]) < metrics[0]
+
+
 def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
     """Nearly all weights are what they were, although they have gradients: the updates are rounded away."""
     moves = known.moves
     graded = sum(layer.graded for layer in moves.layers) if moves is not None else 0
-    if moves is None or graded < _MIN_GRADED:
+    if moves is None or graded < _MIN_GRADED or _small_from_the_first(watched, known):
         return
     moved = sum(layer.moved for layer in moves.layers)
     now, before = (

@@ -10,13 +10,14 @@ from typing import Any
 from torchmedic.detect.loop.incident import LoopIncident, UpdatesUndone
 from torchmedic.observe.loop.events import Watched
 from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.overwrites import USUAL_DECAY
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, callee, innermost, nodes_in, own_nodes, syntax_tree
 from torchmedic.source.user_variables import user_trees
 
 _MIN_UPDATES = 12
 _MIN_SHRINK = 0.05  # of a weight per update: nothing is left of an update after a few dozen others
-_USUAL_DECAY = 0.1  # with that, a large shrinkage is the fault of the learning rate
+_COLLAPSED = 0.5  # of the norm of all matrices before the first update
 _END = 1 << 30
 _WRITERS = frozenset(
     "load_state_dict copy_ reset_parameters apply vector_to_parameters _foreach_copy_ normal_ uniform_ zero_ fill_ "
@@ -46,10 +47,13 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 
 
 def _decayed(habits: Habits, watched: Watched, update: Place, updates: int) -> Iterator[LoopIncident]:
-    """Weight decay takes a considerable part of every matrix in each update."""
+    """Weight decay takes a considerable part of every matrix in each update, and the matrices have become small."""
     groups = [group for group in watched.optimizer.param_groups if any(one.dim() > 1 for one in group["params"])]
     shrinks = [shrink for group in groups if (shrink := _shrink(watched.optimizer, group)) is not None]
-    if len(shrinks) == len(groups) and groups and min(shrinks) >= _MIN_SHRINK:
+    if len(shrinks) != len(groups) or not groups or min(shrinks) < _MIN_SHRINK:
+        return
+    first, now = watched.overwrites.first_size, watched.overwrites.size()
+    if first is not None and now is not None and float(now) < _COLLAPSED * float(first):
         yield UpdatesUndone(
             step=habits.steps,
             cause=watched.built or update,
@@ -68,7 +72,7 @@ def _shrink(optimizer: Any, group: dict[str, Any]) -> float | None:
     if not all(isinstance(one, float | int) and math.isfinite(one) for one in (rate, decay, momentum)):
         return None
     name = type(optimizer).__name__
-    if decay <= _USUAL_DECAY:
+    if decay <= USUAL_DECAY:
         return None
     if name == "SGD":
         return rate * decay / (1 - momentum) if 0 <= momentum < 1 else None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.assignments import names_written
+from torchmedic.source.live_frames import statement_around
 from torchmedic.source.spots import Place, spot_of_node
 from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import relative, source_line
@@ -46,21 +47,11 @@ _IN_PLACE, _COPY = "make it out of place", "write to a copy"
 def statement_at(spot: Spot) -> ast.stmt | None:
     """The innermost statement that a spot lies in."""
     tree = syntax_tree(spot.file)
-    best: ast.stmt | None = None
-    point = (spot.line, spot.column)
-    for node in nodes_in(tree):
-        if not isinstance(node, ast.stmt) or not has_line(node, spot.line):
-            continue
-        inside = point[1] is None or (
-            (node.lineno, node.col_offset) <= point < (node.end_lineno or node.lineno, node.end_col_offset or 0)
-        )
-        if inside and (best is None or (node.lineno, node.col_offset) >= (best.lineno, best.col_offset)):
-            best = node
-    return best
+    return statement_around(tree, spot.line, spot.column) if tree is not None else None
 
 
-def whole(spot: Spot, node: ast.stmt) -> Spot:
-    """The spot of a whole statement."""
+def whole(spot: Spot, node: ast.expr | ast.stmt) -> Spot:
+    """The spot of all of a statement, or of another expression in it."""
     return spot_of_node(spot.file, node, spot.function)
 
 

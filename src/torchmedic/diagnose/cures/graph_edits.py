@@ -10,7 +10,7 @@ from torchmedic.replay.step.trial import Edit
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.assignments import assigned
 from torchmedic.source.spots import spot_of_node
-from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
 
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
@@ -26,6 +26,17 @@ def uses_in(spot: Spot, name: str) -> list[ast.expr]:
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
+def reads_before(spot: Spot, name: str) -> list[Spot]:
+    """The assignments before a spot, in the same function, that read a variable; the last one first."""
+    function = innermost(syntax_tree(spot.file), spot.line, FUNCTIONS)
+    found = [
+        spot_of_node(spot.file, node, spot.function)
+        for node in nodes_in(function)
+        if isinstance(node, ast.Assign) and node.lineno < spot.line
+    ]
+    return [each for each in sorted(found, key=lambda each: -each.line) if uses_in(each, name)]
+
+
 def detached_in(spot: Spot, name: str, *, is_item: bool = False) -> Iterator[Edit]:
     """The statement at a spot with a variable, or its items, taken without history."""
     statement = statement_at(spot)
@@ -39,7 +50,7 @@ def detached_in(spot: Spot, name: str, *, is_item: bool = False) -> Iterator[Edi
         texts = [f"{name}.detach()"]
         if is_item:
             texts = [f"tuple(part.detach() for part in {name})", f"[part.detach() for part in {name}]"]
-        if _is_none_at_first(spot, name):
+        if _is_none_at_first(spot, name) and not _is_chosen(statement, use, name):
             is_argument = any(use in call.args for call in nodes_in(statement) if isinstance(call, ast.Call))
             texts = [f"None if {name} is None else {text}" for text in texts]
             texts = texts if is_argument else [f"({text})" for text in texts]
@@ -52,6 +63,12 @@ def detached_in(spot: Spot, name: str, *, is_item: bool = False) -> Iterator[Edi
             if loaded and any(ast.unparse(part) == name for part in node.elts):  # type: ignore[attr-defined]
                 items = ", ".join(f"{ast.unparse(part)}.detach()" for part in node.elts)  # type: ignore[attr-defined]
                 yield Edit(spot_of_node(spot.file, node, spot.function), f"({items})")  # type: ignore[arg-type]
+
+
+def _is_chosen(statement: ast.stmt | None, use: ast.expr, name: str) -> bool:
+    """Whether `h if h is not None else ...` decides already."""
+    choices = [node for node in nodes_in(statement) if isinstance(node, ast.IfExp)]
+    return any(use in (node.body, node.orelse) and name in ast.unparse(node.test) for node in choices)
 
 
 def _is_none_at_first(spot: Spot, name: str) -> bool:

@@ -56,13 +56,20 @@ class GraphTrials:
         with self._from_same_values():
             return step.again().loss
 
-    def verdict(self, edit: Edit, *, same_loss: bool = True, keep_graphs: bool = True) -> Verdict:
+    def verdict(
+        self,
+        edit: Edit,
+        *,
+        same_loss: bool = True,
+        keep_graphs: bool = True,
+        accepts: Callable[[ReplayResult], bool] | None = None,
+    ) -> Verdict:
         step = self._failure.step
         wanted = self.wanted_loss() if step is not None and same_loss else None
         if step is None or (same_loss and wanted is None):
             return Verdict(False, "", "")
         with self._from_same_values():
-            return attempt(step, edit, same_loss=wanted, keep_graphs=keep_graphs)
+            return attempt(step, edit, same_loss=wanted, keep_graphs=keep_graphs, accepts=accepts)
 
     def first(
         self,
@@ -71,10 +78,11 @@ class GraphTrials:
         same_loss: bool = True,
         keep_graphs: bool = True,
         safety: Safety = "edit",
+        accepts: Callable[[ReplayResult], bool] | None = None,
     ) -> Treatment | None:
         """The first candidate that passes."""
         for title, edit in itertools.islice(candidates, _MAX_TRIALS):
-            verdict = self.verdict(edit, same_loss=same_loss, keep_graphs=keep_graphs)
+            verdict = self.verdict(edit, same_loss=same_loss, keep_graphs=keep_graphs, accepts=accepts)
             if verdict.passed:
                 return treatment(title, verdict, safety=safety)
         return None

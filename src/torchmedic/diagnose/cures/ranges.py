@@ -7,11 +7,12 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from torchmedic.diagnose.cures.graph_edits import with_keyword
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location, Safety, Treatment
@@ -60,10 +61,7 @@ class RangeCures:
         if call is None or self._step is None or any(part.arg in (name, None) for part in call[1].keywords):
             return None
         frame, node = call
-        now = source_of(spot_of_node(frame.file, node)).rstrip()
-        inner = now[:-1].rstrip()
-        text = f"{inner}{'' if inner.endswith(('(', ',')) else ','} {name}={value!r})"
-        return self._edit(title, Edit(spot_of_node(frame.file, node), text), safety)
+        return self._edit(title, with_keyword(spot_of_node(frame.file, node), node, name, repr(value)), safety)
 
     def function(self, title: str, old: str, new: str, layer: str, *, safety: Safety = "edit") -> Treatment | None:
         """Call another function in place of one of torch's; `layer` is what its module is called."""
@@ -92,7 +90,7 @@ class RangeCures:
             safety="changes-training",
             proven=True,
             result=describe(played),
-            patch=_patched(built, functools.partial(_with_number, layer=type(layer), now=now, wanted=wanted)),
+            patch=_patched(built, lambda spot, node: _with_number(source_of(spot), node, type(layer), now, wanted)),
         )
 
     def _equal_argument(self, value: Any) -> tuple[Frame, Argument] | None:
@@ -123,7 +121,7 @@ class RangeCures:
         if not passes(played):
             return None
         built = layer_built_at(self._evidence.frames, layer, "")
-        patch = _patched(built, functools.partial(_with_keyword, name=name, value=value))
+        patch = _patched(built, lambda spot, node: with_keyword(spot, node, name, repr(value)).text)
         return Treatment(title=title, safety=safety, proven=True, result=describe(played), patch=patch)
 
     def _other_forward(
@@ -139,7 +137,7 @@ class RangeCures:
         if not passes(played):
             return None
         built = layer_built_at(self._evidence.frames, layer, "")
-        patch = _patched(built, lambda text, _: text.replace(type(layer).__name__, kind, 1))
+        patch = _patched(built, lambda spot, _: source_of(spot).replace(type(layer).__name__, kind, 1))
         return Treatment(title=title, safety=safety, proven=True, result=describe(played), patch=patch)
 
     @functools.cached_property
@@ -180,7 +178,7 @@ def _enlarged(layer: torch.nn.Module, now: int, wanted: int) -> Iterator[None]:
         vars(layer).update(sizes)
 
 
-def _patched(built: Location | None, change: Any) -> str:
+def _patched(built: Location | None, change: Callable[[Spot, ast.Call], str | None]) -> str:
     """The line that built a layer, changed, as a diff; empty where it is not known or does not say what must change."""
     if built is None:
         return ""
@@ -188,16 +186,11 @@ def _patched(built: Location | None, change: Any) -> str:
     found = node_at(spot)
     if found is None or not isinstance(found[0], ast.Call):
         return ""
-    text = change(source_of(found[1]), found[0])
+    text = change(found[1], found[0])
     try:
         return edited(Edit(found[1], text))[1] if text is not None and text != source_of(found[1]) else ""
     except CannotCut:
         return ""
-
-
-def _with_keyword(text: str, node: ast.Call, name: str, value: Any) -> str:
-    inner = text.rstrip()[:-1].rstrip()
-    return f"{inner}{'' if inner.endswith(('(', ',')) else ', '}{name}={value!r})"
 
 
 def _with_number(text: str, node: ast.Call, layer: type, now: int, wanted: int) -> str | None:

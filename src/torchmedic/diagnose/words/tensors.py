@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-import sys
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
-from torchmedic.source.lookup.origins import Origin, built_at, module_path, origin_of, user_argument
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.lookup.layer_construction import built_at, module_path
+from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
+from torchmedic.source.objects.parts import is_users
 
 
 def shape(tensor: torch.Tensor | torch.Size | tuple[int, ...] | list[int]) -> str:
@@ -42,11 +42,7 @@ def layer_of(evidence: RaisedEvidence, call: Call | None = None) -> nn.Module | 
     if evidence.is_traced:
         return None  # torch.compile looks through code that has no frame
     modules = (frame.module for frame in reversed(evidence.library_frames))
-    return next((module for module in modules if module is not None and not _is_users(type(module))), None)
-
-
-def _is_users(kind: type) -> bool:
-    return is_user_file(str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"))
+    return next((module for module in modules if module is not None and not is_users(type(module))), None)
 
 
 def layer_name(evidence: RaisedEvidence, layer: nn.Module) -> str:

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from torchmedic.detect.failures.exhaustion import Exhaustion
+from torchmedic.observe.memory.host import text_of
 
 LITTLE = 256 << 20  # bytes: less than the handle and workspace of cuBLAS, or a plan of cuDNN, may ask for
 
@@ -67,20 +68,13 @@ def read_setup(root: Path = Path("/"), environ: Mapping[str, str] | None = None)
     )
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
 def _driver(root: Path) -> str | None:
-    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", _text(root / "proc/driver/nvidia/version"))
+    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text_of(root / "proc/driver/nvidia/version"))
     return found[1] if found is not None else None
 
 
 def _library(root: Path) -> str | None:
-    found = re.search(r"/libcuda\.so\.(\d+(?:\.\d+)+)", _text(root / "proc/self/maps"))
+    found = re.search(r"/libcuda\.so\.(\d+(?:\.\d+)+)", text_of(root / "proc/self/maps"))
     return found[1] if found is not None else None
 
 

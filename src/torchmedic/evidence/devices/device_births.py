@@ -21,7 +21,7 @@ from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.operations import dense, storage_of
 from torchmedic.source.spots import spot_of_frame
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import user_frame
 
 Words = tuple[tuple[str, torch.device], ...]  # expressions for devices, in the order in which they are good names
 
@@ -77,7 +77,7 @@ class Trace(TorchDispatchMode):
             if key is None or key in known or key in self._alive:
                 continue
             self._alive[key] = StorageWeakRef(dense(tensor).untyped_storage())  # its address is not given out again
-            user = _user_frame(sys._getframe(1))
+            user = user_frame(sys._getframe(1))
             spot = spot_of_frame(user) if user is not None else None
             words = device_words(user) if user is not None and not inputs else ()
             made = self._made[key] = Made(name, spot, tuple(inputs), words)
@@ -128,12 +128,6 @@ def replayed(step: Step, evidence: RaisedEvidence) -> Trace | None:
         again = split_of(RaisedEvidence(evidence.incident.with_error(error)))
         trace.failed = tuple(placed.tensor for placed in again.tensors) if again is not None else ()
     return trace
-
-
-def _user_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
 
 
 def device_words(frame: FrameType) -> Words:

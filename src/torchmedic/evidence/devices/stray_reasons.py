@@ -17,10 +17,9 @@ from torchmedic.evidence.devices.stray_modules import (
 )
 from torchmedic.evidence.devices.strays import Reason, Stray
 from torchmedic.replay.step.trial import node_at
-from torchmedic.source.bindings import own_statements
+from torchmedic.source.bindings import function_body, own_statements
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import read
-from torchmedic.source.lookup.origins import function_body
 from torchmedic.source.syntax import callee, calls_in, nodes_in, syntax_tree
 
 FACTORIES = frozenset(

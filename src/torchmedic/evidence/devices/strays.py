@@ -16,10 +16,10 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.operations import storage_of
-from torchmedic.source.bindings import ENTRY, assignments, binds, header, own_statements
+from torchmedic.source.bindings import ENTRY, assignments, binds, function_body, header, own_statements
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
-from torchmedic.source.lookup.origins import Origin, function_body, origin_of, user_argument
+from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.syntax import FUNCTIONS
 

@@ -14,6 +14,7 @@ from torchmedic.evidence.leaks.source.holder_names import HolderName
 from torchmedic.evidence.leaks.source.sites import Site, Traffic, given_by_caller
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.leaks.source.training_loops import training_loops
+from torchmedic.evidence.memory.source.differentiated import is_name_differentiated
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place
@@ -160,7 +161,7 @@ class LeakEvidence(GrownMemory):
     @property
     def goes_backward(self) -> bool:
         """Whether a loss is made from the items, so that they need their graphs."""
-        return training_loops(self._files).goes_backward(self.growth.held.last)
+        return is_name_differentiated(self.growth.held.last, self._files)
 
 
 def is_read(held: Held, traffic: Traffic, files: list[str]) -> bool:

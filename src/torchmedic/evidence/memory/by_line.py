@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Iterator
-from types import CodeType
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,8 +17,8 @@ import torch
 from torchmedic.evidence.memory.accounting.book import SavedHere
 from torchmedic.evidence.memory.accounting.saved_by_graph import saving_line
 from torchmedic.evidence.memory.fake.ledger import ByteLedger, Place, Saved
-from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
+from torchmedic.source.spots import Spot, spot_of_node
+from torchmedic.source.syntax import calls_in, function_of, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 Method = Literal["fake replay", "live graph", "live tensors"]
@@ -208,20 +207,6 @@ def _call(kind: type, name: str) -> Spot | None:
     code = getattr(forward, "__code__", None)
     if code is None or not code.co_argcount or not is_user_file(code.co_filename):
         return None
-    tree = syntax_tree(code.co_filename)
-    first = code.co_varnames[0]
-    calls = [
-        node
-        for function in nodes_in(tree)
-        if isinstance(function, ast.FunctionDef) and function.name == "forward" and _begins(function, code)
-        for node in calls_in(function)
-        if ast.unparse(node.func) == f"{first}.{name}"
-    ]
-    if len(calls) != 1:
-        return None
-    call = calls[0]
-    return Spot(code.co_filename, call.lineno, call.col_offset, call.end_lineno, call.end_col_offset, "forward")
-
-
-def _begins(function: ast.FunctionDef, code: CodeType) -> bool:
-    return min([function.lineno, *(each.lineno for each in function.decorator_list)]) == code.co_firstlineno
+    function = function_of(syntax_tree(code.co_filename), code)
+    calls = [node for node in calls_in(function) if ast.unparse(node.func) == f"{code.co_varnames[0]}.{name}"]
+    return spot_of_node(code.co_filename, calls[0], "forward") if len(calls) == 1 else None

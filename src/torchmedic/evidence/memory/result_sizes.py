@@ -1,12 +1,10 @@
-"""How many bytes an operation asks for, and how many an object holds."""
+"""How many bytes an operation asks for."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 import torch
@@ -14,7 +12,6 @@ import torch
 from torchmedic.source.lookup.failing_call import Call
 
 _FACTORIES = frozenset("zeros ones empty rand randn eye".split())
-_MAX_ELEMENTS = 100_000  # elements of a container that are looked at
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,24 +61,3 @@ def _of_two(left: torch.Tensor, right: torch.Tensor) -> Iterable[Result]:
         # A product, an outer distance: every row of one with every row of the other.
         yield Result(shape=(*shapes[0][:-1], shapes[1][-1]), dtype=dtype, operands=shapes)
         yield Result(shape=(*shapes[0][:-1], shapes[1][-2]), dtype=dtype, operands=shapes)
-
-
-def bytes_in(value: Any) -> int:
-    """The bytes of all tensors in a nested object, storage that is shared counted once."""
-    sizes: dict[int, int] = {}
-    for tensor in itertools.islice(_tensors(value, 3), _MAX_ELEMENTS):
-        if tensor.device.type == "cpu" and tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
-
-
-def _tensors(value: Any, depth: int) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, torch.nn.Module):
-        yield from value.parameters()
-        yield from value.buffers()
-    elif depth and isinstance(value, dict | list | tuple | set):
-        for item in list(value.values() if isinstance(value, dict) else value)[:_MAX_ELEMENTS]:
-            yield from _tensors(item, depth - 1)

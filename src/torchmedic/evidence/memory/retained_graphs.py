@@ -31,6 +31,7 @@ class Retained(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     nodes: int
     nbytes: int
+    own_nbytes: int = 0  # of that, the held tensors themselves: to detach them frees the rest
     is_container: bool
     is_scalar: bool = False  # all of the held tensors have one element
     of_this_step: bool = False  # nothing shows that it is older than that
@@ -127,11 +128,12 @@ def retained_graphs(
 
 def _weighed(group: _Group, book: Book, seen: set[Any], counted: set[int]) -> Retained | None:
     """The nodes and bytes that a group adds to those `seen` and `counted` before; None if it adds no node."""
-    nodes = 0
+    nodes = own_nbytes = 0
     parts = []  # bytes that each of them adds
     for each in sorted(group.members, key=lambda each: -sequence_of(node_of(each.tensor))):
         root = node_of(each.tensor)
         own = _new(each.tensor, book, counted) if group.is_counted(root) else 0
+        own_nbytes += own
         for node in walk((root,), seen):
             if is_counted(node) and group.is_counted(node):
                 nodes += 1
@@ -145,6 +147,7 @@ def _weighed(group: _Group, book: Book, seen: set[Any], counted: set[int]) -> Re
         tensors=len(group.members),
         nodes=nodes,
         nbytes=nbytes,
+        own_nbytes=own_nbytes,
         is_container=not isinstance(group.holder.owner, torch.Tensor),
         is_scalar=all(each.tensor.numel() == 1 for each in group.members),
         of_this_step=group.of_this_step,
@@ -176,6 +179,7 @@ def _merged(parts: list[Retained]) -> list[Retained]:
                 tensors=sum(each.tensors for each in family),
                 nodes=sum(each.nodes for each in family),
                 nbytes=sum(each.nbytes for each in family),
+                own_nbytes=sum(each.own_nbytes for each in family),
                 is_container=True,
                 is_scalar=all(each.is_scalar for each in family),
                 is_of_parts=all(each.is_of_parts for each in family),

@@ -1,9 +1,9 @@
-"""A step of compiled code, looked at in a replay without the compiler.
+"""A step that is looked at in a replay, right before its backward. The replay puts back all that it changes.
 
 Compiled code has no nodes of its own in the graph, and nothing of ours may be seen while it is made. So the check-up
-has the step run once more, eagerly, right before its backward: once to take down the graph, once more where parameters
-are cut off from the loss, and once more where a term of the loss has no graph. The replay puts back all that it
-changes.
+has the step run once more, eagerly: once to take down the graph, once more where parameters are cut off from the loss,
+and once more where a term of the loss has no graph. Any other step is run once more where a weight has a gradient of
+exactly 0 in each of several steps (`dead_ends`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from torchmedic.observe.checkup.dead_ends import DeadEnds
 from torchmedic.observe.checkup.graph_cuts import GraphCuts
 from torchmedic.observe.checkup.graph_facts import partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
@@ -44,6 +45,18 @@ def eager_graph(rerun: Rerun, key: tuple[str, int], step: int) -> LossGraph | No
     return graph
 
 
+def graph_with_dead_ends(rerun: Rerun, key: tuple[str, int], step: int, ends: DeadEnds) -> LossGraph | None:
+    """The graph behind the loss of a step, if it has operations that pass no gradient."""
+    births = NodeBirths()
+    roots = rerun(_noting(births, ends))
+    if not roots or not ends.found:
+        return None
+    graph = LossGraph(births, roots, key, step)
+    graph.dead_ends |= ends.of(graph)
+    graph.unmoved = ends.unmoved
+    return graph
+
+
 def eager_cuts(rerun: Rerun, parameters: list[torch.Tensor]) -> GraphCuts:
     """Where the parameters are cut off from the loss."""
     cuts = GraphCuts()
@@ -52,10 +65,11 @@ def eager_cuts(rerun: Rerun, parameters: list[torch.Tensor]) -> GraphCuts:
 
 
 @contextlib.contextmanager
-def _noting(births: NodeBirths) -> Iterator[None]:
-    births.arm(modes=torch._C._len_torch_dispatch_stack())
+def _noting(births: NodeBirths, ends: DeadEnds | None = None) -> Iterator[None]:
+    births.arm(modes=torch._C._len_torch_dispatch_stack() + (ends is not None))
     try:
-        yield
+        with ends or contextlib.nullcontext():
+            yield
     finally:
         births.disarm()
 

@@ -11,6 +11,7 @@ import torch
 
 from torchmedic.observe.checkup.normalisations import softmaxes_of_one
 from torchmedic.observe.checkup.selections import leaves_nothing
+from torchmedic.source.objects.graph import name_of
 
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -23,6 +24,7 @@ _MAX_TERMS = 32  # of a loss
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
 _MAX_COMPARED = 1 << 22  # elements of a tensor that are compared one by one
 _MIN_SATURATED = 0.99  # of the values of an activation
+_MIN_SHARE_OF_VARIANCE = 0.1  # of targets: what is out of reach
 _SUMS = frozenset("AddBackward SubBackward RsubBackward".split())
 _SCALING = frozenset("MulBackward DivBackward".split())
 _LINEAR = frozenset(
@@ -54,7 +56,7 @@ def loss_of_knowing_nothing(root: torch.Tensor, classes: int) -> float | None:
     That is so whatever the targets are, with weights of classes and with labels that are ignored.
     """
     node: Any = root.grad_fn
-    kind = node.name().rstrip("0123456789") if node is not None else ""
+    kind = name_of(node).rstrip("0123456789") if node is not None else ""
     if kind in ("NllLossBackward", "NllLoss2DBackward", "NllLoss"):
         return math.log(classes) if node._saved_reduction == 1 and classes > 1 else None
     if kind == "BinaryCrossEntropyWithLogitsBackward" and node._saved_reduction == 1:
@@ -110,6 +112,32 @@ def activation_of(graph: LossGraph, call: LossCall) -> Node | None:
     while node is not None and node.factor is not None and 0 < node.factor <= 1:
         node = graph.value_of(graph.nodes[node.behind[0]])
     return node
+
+
+def count_outside(target: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """How many targets are outside of a range; 0 where that is a small part of their variance, such as noise."""
+    margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
+    missed = torch.maximum(low - target, target - high).clamp_min(0).float()
+    spread = (target - target.mean()).float()
+    is_much = missed.square().sum() > _MIN_SHARE_OF_VARIANCE * spread.square().sum()
+    count: torch.Tensor = (missed > margin).sum()
+    return count * is_much
+
+
+def may_leave_out_targets(graph: LossGraph, call: LossCall) -> bool:
+    """Whether a loss is weighted or selected element by element, so that some of its targets may not count."""
+    if call.is_weighted:
+        return True
+    own = [node for node in graph.nodes if node.birth is not None and node.birth.loss is call]
+    pending = [node for node in own[:1] if node.shape != ()]  # the walk comes to the last operation of a call first
+    while pending:
+        number = pending.pop().number
+        for later in graph.nodes:
+            if number in later.behind and later.kind not in _LINEAR:
+                return True
+            if number in later.behind and later.shape != ():
+                pending.append(later)
+    return False
 
 
 def factor_of(kind: str, raw: Any) -> float | None:

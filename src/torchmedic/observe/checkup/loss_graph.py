@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import linecache
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
 from torchmedic.observe.checkup import mixed_dimensions, normalisations
+from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
     activation_of,
+    count_outside,
     factor_of,
     is_closed,
     is_stretched,
@@ -28,8 +30,10 @@ from torchmedic.observe.checkup.graph_facts import (
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
+from torchmedic.observe.checkup.policy_terms import are_remarkable
 from torchmedic.observe.checkup.zero_weights import zero_product
 from torchmedic.observe.device.async_devices import Fetch
+from torchmedic.source.objects.graph import name_of
 
 _MAX_NODES = 50_000  # of one graph
 _MAX_GATES = 2000  # that are measured
@@ -46,23 +50,24 @@ PASSING = frozenset(
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
 _PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+BINARY = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 _RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
 _OUTDATED = "torch.cuda.amp"
-_SCORED = ("cross_entropy", "binary_cross_entropy_with_logits")
+_SCORED = ("cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "kl_div")
 
 
 class Node:
     """One node, and the nodes behind it by their numbers."""
 
     __slots__ = (
-        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "leaf"),
-        *("missing", "number", "sequence", "shape", "zero"),
+        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
+        *("missing", "number", "sequence", "shape", "still", "zero"),
     )
 
     def __init__(self, number: int, raw: Any) -> None:
         self.number = number
-        self.kind = raw.name().rstrip("0123456789")
+        self.kind = name_of(raw).rstrip("0123456789")
         self.sequence = int(raw._sequence_nr())
         self.behind: list[int] = []
         self.missing: list[int] = []  # the positions of inputs that are no part of the graph
@@ -76,10 +81,22 @@ class Node:
         self.leaf: weakref.ref[torch.Tensor] | None = None if variable is None else weakref.ref(variable)
         self.closed: Any = None  # for a gate: whether no gradient passes it; a tensor of one element until it is read
         self.dim: int | None = None
+        self.last_of: int | None = None  # the dimension whose last element a node takes
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
+        self.still: Any = None  # for a trained weight: whether its gradient is 0; a tensor until it is read
         self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
+
+    @property
+    def made_by(self) -> str:
+        """The method of a distribution that built the node; empty if none did."""
+        return self.birth.method if self.birth is not None else ""
+
+    def inputs(self) -> Iterator[tuple[int, int]]:
+        """The nodes behind, by the positions of the inputs that they made."""
+        positions = (place for place in range(len(self.behind) + len(self.missing)) if place not in self.missing)
+        return zip(positions, self.behind, strict=True)
 
 
 class Loss:
@@ -105,6 +122,8 @@ class LossGraph:
         self.is_zero: Any = None  # whether every gradient is exactly 0, once that is known
         self.lost_terms: LostTerms | None = None  # of the same line, in a later step
         self.foreign: ForeignTerm | None = None
+        self.dead_ends: dict[int, DeadEnd] = {}  # by the sequence of a node
+        self.unmoved: list[torch.Tensor] | None = None  # of a step that was run again: weights with a gradient of 0
         self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
         self._numbers: dict[Any, int] = {}
         self._measured = 0
@@ -148,18 +167,29 @@ class LossGraph:
         found = [self.nodes[each].leaf for each in self._reached([], [number])]
         return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
 
+    def leaves_reached(self, *, without: Iterable[Node]) -> list[torch.Tensor]:
+        """The leaves that the loss reaches by ways that cross none of these nodes."""
+        found = [self.nodes[number].leaf for number in self._reached(without)]
+        return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
+    def is_number(self, call: LossCall) -> bool:
+        """Whether the result of a loss function is one number, and not one per element."""
+        return any(each.birth is not None and each.birth.loss is call and each.shape == () for each in self.nodes)
+
     def gates(self) -> list[Node]:
         return [node for node in self.nodes if node.closed is not None]
 
     def is_remarkable(self) -> bool:
         """Whether any rule could have something to say; asked first, as to ask the rules takes time."""
-        if self.autocast or self.is_outdated:
+        if self.autocast or self.is_outdated or self.dead_ends:
             return True
         if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
             return True
         if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
             return True
         if any(mixed_dimensions.mixing_views(self)) or any(mixed_dimensions.layers_with_wrong_layout(self)):
+            return True
+        if self.has_distributions and are_remarkable(self):
             return True
         if normalisations.are_remarkable(self) or self.lost_terms is not None or zero_product(self) is not None:
             return True
@@ -216,7 +246,7 @@ class LossGraph:
         """Have every number that is still on its device brought to the host, at once; with the only wait, if any."""
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
-        places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "zero")]
+        places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "still", "zero")]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
         tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]
@@ -267,6 +297,10 @@ class LossGraph:
         self.nodes.append(node)
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
             node.dim = normalisations.signed(int(raw._saved_dim))
+        if (dead := constant(node.kind, raw)) is not None:
+            self.dead_ends[node.sequence] = dead
+        if node.kind == "SelectBackward" and normalisations.signed(int(getattr(raw, "_saved_index", 0))) == -1:
+            node.last_of = normalisations.signed(int(raw._saved_dim))
         node.dims = normalisations.order_of_dims(node.kind, raw, len(node.shape or ()))
         if self._may_read and self._measured < _MAX_GATES:
             with suppress(RuntimeError):  # freed, or overwritten since, which backward itself will complain of
@@ -287,17 +321,20 @@ class LossGraph:
         for call in self.losses():
             node = self.value_of(self.made(call.sequence))
             target = call.target()
-            if call.name not in _PAIRED or node is None or node.kind not in _RANGES or target is None:
+            bounds = self._bounds(call, node)
+            if target is None or bounds is None:
                 continue
             if not target.is_floating_point() or not 0 < target.numel() <= _MAX_ELEMENTS or target.is_meta:
                 continue
-            low, high = _RANGES[node.kind]
-            if call.name == "binary_cross_entropy_with_logits":
-                if node.kind != "ReluBackward":
-                    continue
-                low = 0.5  # the probability of the lowest score that is left
-            margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
-            self.outside[id(call)] = (((target < low - margin) | (target > high + margin)).sum(), target.numel())
+            self.outside[id(call)] = (count_outside(target, *bounds), target.numel())
+
+    def _bounds(self, call: LossCall, node: Node | None) -> tuple[float, float] | None:
+        """What the targets of a loss may be, by its definition or by the activation that a model ends in."""
+        if call.name in BINARY:
+            if call.name == BINARY[0] and node is not None and node.kind == "ReluBackward":
+                return 0.5, 1.0  # the probability of the lowest score that is left
+            return -0.5, 1.5  # 0.7 to 1.2 is usual in a GAN
+        return _RANGES.get(node.kind) if node is not None and call.name in _PAIRED else None
 
 
 def _differ(call: LossCall) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,7 +53,18 @@ def _sizes(node: Node) -> list[int]:
 
 
 def layers_with_wrong_layout(graph: LossGraph) -> Iterator[tuple[torch.nn.Module, Node]]:
-    """Layers that take the positions first and were given the examples first, as the targets of the losses show."""
+    """Layers that take the positions first and were given the examples first, as the targets of the losses show.
+
+    A second layer of the same kind with the other layout shows that the script goes along both dimensions on purpose.
+    """
+    found = list(_layers_given_examples_first(graph))
+    kinds_along_positions = {type(layer) for layer, _ in found if layer.batch_first}
+    for layer, node in found:
+        if not layer.batch_first and type(layer) not in kinds_along_positions:
+            yield layer, node
+
+
+def _layers_given_examples_first(graph: LossGraph) -> Iterator[tuple[Any, Node]]:
     examples = rows(graph)
     for node in graph.nodes if examples is not None else ():
         layer = node.birth.layer() if node.birth is not None and node.birth.layer is not None else None
@@ -68,8 +79,17 @@ def layers_with_wrong_layout(graph: LossGraph) -> Iterator[tuple[torch.nn.Module
             width = layer.embed_dim
         else:
             continue
-        if not layer.batch_first and shape[2] == width:
+        if shape[2] == width:
             yield layer, node
+
+
+def takes_last(graph: LossGraph, made: Node) -> bool:
+    """Whether the last element of the second dimension of a result is taken, as the last step of a sequence is."""
+    return any(
+        graph.value_of(graph.nodes[node.behind[0]]) in (made, graph.value_of(made))
+        for node in graph.nodes
+        if node.last_of == 1 and node.behind
+    )
 
 
 def rows(graph: LossGraph) -> int | None:

@@ -38,8 +38,17 @@ _TOP_HOOKS: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_t
 class LossCall:
     """One call of a loss function of torch's, with what it was given. Values are read later, if its target lives."""
 
-    def __init__(self, name: str, given: torch.Tensor, target: torch.Tensor, sites: tuple[Site, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        given: torch.Tensor,
+        target: torch.Tensor,
+        sites: tuple[Site, ...],
+        *,
+        is_weighted: bool = False,
+    ) -> None:
         self.name = name
+        self.is_weighted = is_weighted  # elements of the target may count nothing
         self.sites = sites
         self.shape = tuple(given.shape)
         self.target_shape = tuple(target.shape)
@@ -60,13 +69,14 @@ class Birth(list[str]):
     A list, and empty, for those who take it for lines of text: torch does when anomaly mode is on in backward.
     """
 
-    __slots__ = ("layer", "loss", "operands", "sites")
+    __slots__ = ("layer", "loss", "method", "operands", "sites")
 
     def __init__(self) -> None:
         super().__init__()
         self.sites: tuple[Site, ...] = ()  # innermost first
         self.layer: weakref.ref[torch.nn.Module] | None = None  # a library's, below the user's innermost line
         self.loss: LossCall | None = None
+        self.method = ""  # of a distribution of torch's, below the user's innermost line
         self.operands: tuple[Operand | None, Operand | None] | None = None  # of `a - b`, where it is known
 
 
@@ -206,7 +216,9 @@ class NodeBirths:
                 sites.append(site)
             elif not sites:
                 direct = False
-                self.has_distributions |= code.co_filename.startswith(_DISTRIBUTIONS)
+                if code.co_filename.startswith(_DISTRIBUTIONS):
+                    self.has_distributions = True
+                    birth.method = code.co_name
                 if layer is None and code.co_name == "forward":
                     layer = _owner(frame)
                 elif code.co_name in LOSSES and code.co_filename == _FUNCTIONAL:
@@ -221,14 +233,14 @@ class NodeBirths:
         return birth
 
     def _loss_call(self, frame: FrameType) -> LossCall | None:
-        given, target, *of_ctc = _locals(frame, "input", "target", "log_probs", "targets")
+        given, target, weight, *of_ctc = _locals(frame, "input", "target", "weight", "log_probs", "targets")
         given, target = (given, target) if given is not None else of_ctc
         if not (is_plain(given) and is_plain(target)):
             return None
         known, name = self._loss, frame.f_code.co_name
         # Several nodes are built in one call of a loss.
         if known is None or known.name != name or known.target() is not target or known.sequence != sequence_of(given):
-            known = self._loss = LossCall(name, given, target, ())
+            known = self._loss = LossCall(name, given, target, (), is_weighted=weight is not None)
         return known
 
 

@@ -19,9 +19,13 @@ _KEEPING_ROWS = frozenset(
     "NativeDropoutBackward ToCopyBackward".split()
 )
 
+_OF_LAYERS = ("AddmmBackward", "MmBackward", "ConvolutionBackward", "ReluBackward")
+
 
 def are_remarkable(graph: LossGraph) -> bool:
-    return bool(softmaxes_of_one(graph) or attention_over_batch(graph)) or any(wrongly_normalised(graph))
+    if softmaxes_of_one(graph) or attention_over_batch(graph):
+        return True
+    return any(wrongly_normalised(graph)) or any(not_normalised(graph))
 
 
 def softmaxes_of_one(graph: LossGraph) -> list[Node]:
@@ -47,6 +51,14 @@ def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node, int]]
         is_wrong = dim != classes and (dim == 0 or call.name in ("nll_loss", "ctc_loss"))
         if is_wrong and node.shape[dim] != node.shape[classes] and min(node.shape[dim], node.shape[classes]) > 1:
             yield call, node, classes
+
+
+def not_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node]]:
+    """Calls of `nll_loss` that are given the result of a layer as it is: no logarithms of probabilities."""
+    for call in graph.losses():
+        node = graph.value_of(graph.made(call.sequence)) if call.name == "nll_loss" else None
+        if node is not None and node.kind in _OF_LAYERS and len(call.shape) > 1 and graph.is_number(call):
+            yield call, node
 
 
 def attention_over_batch(graph: LossGraph) -> list[Node]:

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 import torch
 
-from torchmedic.observe.checkup.compiled_look import eager_cuts, eager_graph
+from torchmedic.observe.checkup.compiled_look import eager_cuts, eager_graph, graph_with_dead_ends
+from torchmedic.observe.checkup.dead_ends import DeadEnds, unmoved
 from torchmedic.observe.checkup.graph_facts import all_zero, is_blocked
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.lost_terms import gradient_call
@@ -28,7 +29,7 @@ from torchmedic.observe.checkup.node_births import NodeBirths
 from torchmedic.observe.checkup.phases import Phases
 from torchmedic.observe.checkup.term_watch import TermWatch
 from torchmedic.observe.checkup.unreached_parameters import Unreached
-from torchmedic.observe.checkup.zero_weights import note_zero_weights, zero_product
+from torchmedic.observe.checkup.zero_weights import note_zero_weights
 from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.numbers.finite_checks import are_plain
@@ -72,6 +73,7 @@ class Checkup:
         self._looks: Counter[tuple[str, int]] = Counter()
         self._wanted: set[tuple[str, int]] = set()
         self._due: dict[tuple[str, int], int] = {}  # lines that are to be looked at again from that step on
+        self._puzzles: dict[tuple[str, int], list[torch.Tensor]] = {}  # lines, and weights that get no gradient
         self._armed = 0
         self._steps = 0
         self.rests = False  # nothing is under way: a new line or another phase is all that would change that
@@ -128,6 +130,8 @@ class Checkup:
         if self._is_compiled:
             self._look_at_compiled(key, frame)
             return
+        if key in self._puzzles:
+            self._look_for_dead_ends(key, frame)
         self.terms.backward_begins(roots, key, frame)
         if self.unreached.cuts.armed and gradient_call(frame) is None:
             self.unreached.backward_begins(roots)
@@ -164,6 +168,14 @@ class Checkup:
         if graph is not None and missing and self.unreached.is_open:
             self.unreached.cuts.disarm()
             self.unreached.cuts = eager_cuts(rerun, missing)
+
+    def _look_for_dead_ends(self, key: tuple[str, int], frame: FrameType) -> None:
+        """Have the step run again, to see why some weights get a gradient of 0 in each step."""
+        self.pause()
+        rerun = functools.partial(self._judge.run_eagerly, frame)
+        graph = graph_with_dead_ends(rerun, key, self._steps, DeadEnds(self._puzzles.pop(key)))
+        if graph is not None:
+            self._judge.check_up([graph], frame)
 
     def backward_ended(self, frame: FrameType, has_optimizers: bool, result: Any = None) -> None:
         if self._fresh and not has_optimizers:
@@ -244,7 +256,9 @@ class Checkup:
             self._judge.left_out(self.unreached, frame)
         waits = self.waits is not None and not self.waits.over
         is_open = self.unreached.is_open or (self.terms.is_open(self._steps) and not self.births.refused)
-        self.rests = not (self._wanted or self._due or self._awaited or self.is_armed or waits or is_open)
+        self.rests = not (
+            self._wanted or self._due or self._puzzles or self._awaited or self.is_armed or waits or is_open
+        )
 
     def exiting(self) -> None:
         self.pause()
@@ -268,7 +282,11 @@ class Checkup:
             return
         fresh, self._awaited = self._awaited, []
         for graph in fresh:
-            if (is_blocked(graph) or zero_product(graph) is not None) and self._looks[graph.key] < _MAX_LOOKS:
+            still = unmoved([graph])
+            if still and self._looks[graph.key] >= _MAX_LOOKS:
+                still = unmoved([*(other for other in self.graphs if other.key == graph.key), graph])
+                self._puzzles |= {graph.key: still} if still else {}
+            elif (is_blocked(graph) or still) and self._looks[graph.key] < _MAX_LOOKS:
                 if self._looks[graph.key] < _MAX_LOOKS - 1:
                     self._wanted.add(graph.key)
                 else:

@@ -7,7 +7,7 @@ usual way to begin; with two of them neither ever moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MAX_LEAVES = 400
 _MAX_SAMPLE = 256  # values of a weight
+_MAX_ELEMENTS = 1 << 26  # of a gradient
 _PRODUCTS = frozenset("MmBackward BmmBackward MulBackward AddmmBackward ConvolutionBackward LinearBackward".split())
 
 
@@ -26,26 +27,24 @@ class ZeroProduct(NamedTuple):
     weights: tuple[torch.Tensor, torch.Tensor]
 
 
-def sample_is_zero(tensor: torch.Tensor) -> Any:
-    """Whether the first values of a weight and of its gradient are 0; a tensor of one element. None for no matrix."""
-    gradient = tensor.grad
-    if tensor.dim() < 2 or type(gradient) is not torch.Tensor or tensor.is_meta or not tensor.numel():
-        return None
-    if gradient.layout is not torch.strided or gradient.is_complex():
-        return None
-    with torch.no_grad():
-        values = torch.cat([part.detach().reshape(-1)[:_MAX_SAMPLE].to(gradient.dtype) for part in (tensor, gradient)])
-        return ~values.any()
-
-
 def note_zero_weights(graph: LossGraph, optimized: Sequence[torch.Tensor]) -> None:
-    """Look at the weights of a graph whose gradients are there."""
+    """Look at the weights of a graph whose gradients are there: whether the gradient is 0, and the weight as well."""
     wanted = {id(tensor) for tensor in optimized}
     leaves = [node for node in graph.nodes if node.leaf is not None][:_MAX_LEAVES]
     for node in leaves:
         tensor = node.leaf() if node.leaf is not None else None
-        if tensor is not None and id(tensor) in wanted:
-            node.zero = sample_is_zero(tensor)
+        if tensor is not None and id(tensor) in wanted and _is_readable(tensor):
+            with torch.no_grad():
+                node.still = ~tensor.grad.any() if tensor.grad is not None else None
+                node.zero = node.still & ~tensor.detach().reshape(-1)[:_MAX_SAMPLE].any()
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    gradient = tensor.grad
+    if tensor.dim() < 2 or type(gradient) is not torch.Tensor or tensor.is_meta or not tensor.numel():
+        return False
+    is_plain = gradient.layout is torch.strided and not gradient.is_complex() and gradient.device == tensor.device
+    return is_plain and gradient.numel() <= _MAX_ELEMENTS
 
 
 def zero_product(graph: LossGraph) -> ZeroProduct | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from types import FrameType
 
 import torch
 
 from torchmedic.contained import contained
 from torchmedic.records import StackFrame
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import user_frame
 
 _started: list[StackFrame] = []
 
@@ -24,9 +23,7 @@ def install() -> None:
 
 @contained("observe.cuda_start")
 def _note() -> None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = user_frame(sys._getframe(1))
     if frame is not None:
         _started.append(StackFrame(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name))
 

@@ -94,6 +94,8 @@ class DataHooks:
             self._failed()
         if step.leaks is not None and iterator._num_yielded == 0:
             step.leaks.loading(iterator, frame)
+        if iterator._num_yielded == 0 and step.habits.awake:
+            step.habits.pass_begins(iterator, frame)
         step.clock.data_requested()
         if not step.is_sampled_out:
             step.clock.enter(DATA, frame)

@@ -52,6 +52,7 @@ class HabitHooks:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             around(clip_grad, name, self._clip_begins, lambda frame, *_, **__: habits.clip_ended())
             assign(nn_utils, name, getattr(clip_grad, name))
+        around(nn.Module, "load_state_dict", habits.loading, habits.loaded, while_listening=True)
         around(GradScaler, "scale", lambda frame, scaler, *_, **__: habits.scaled(scaler))
         around(
             *(GradScaler, "unscale_"),
@@ -60,6 +61,9 @@ class HabitHooks:
         )
         around(GradScaler, "step", lambda frame, scaler, optimizer, *_, **__: habits.scaler_steps(optimizer, frame))
         around(torch.cuda, "empty_cache", habits.cache_emptying, lambda frame: habits.cache_emptied())
+        around(
+            ReduceLROnPlateau, "step", lambda _, schedule, metrics=None, *__, **___: habits.measured(schedule, metrics)
+        )
         for kind in (LRScheduler, ReduceLROnPlateau):
             replace(kind, "step", NoticedCall(kind.step, self._scheduled))
 

@@ -15,10 +15,11 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
-from torchmedic.observe.inside.peek import value_of, variables
+from torchmedic.observe.inside.peek import value_of
 from torchmedic.records.inside import LockFile
-from torchmedic.source.syntax import callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import LOOPS, calls_in, innermost, syntax_tree
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import locals_of
 
 _TESTS = frozenset("exists lexists isfile is_file isdir is_dir access".split())
 _MAKES = frozenset("mkdir makedirs symlink link touch symlink_to hardlink_to".split())
@@ -33,8 +34,8 @@ def awaited_file(frames: list[FrameType]) -> LockFile | None:
         file = frame.f_code.co_filename
         if _PAUSES.isdisjoint(frame.f_code.co_names):
             continue  # most of them, and to parse a file takes its time
-        loop = _loop(file, frame.f_lineno)
-        if loop is None or not _calls(loop, _PAUSES):
+        loop = innermost(syntax_tree(file), frame.f_lineno, LOOPS)
+        if loop is None or next(calls_in(loop, *_PAUSES), None) is None:
             continue
         paths = _tested(loop, frame) if is_user_file(file) else _named_as_lock(frame)
         for path in paths:
@@ -44,32 +45,17 @@ def awaited_file(frames: list[FrameType]) -> LockFile | None:
     return None
 
 
-def _loop(file: str, line: int) -> ast.AST | None:
-    """The innermost loop around a line."""
-    tree = syntax_tree(file)
-    loops = [
-        node
-        for node in nodes_in(tree)
-        if isinstance(node, ast.While | ast.For) and node.lineno <= line <= (node.body[-1].end_lineno or 0)
-    ]
-    return min(loops, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
-
-
-def _calls(node: ast.AST, names: frozenset[str]) -> list[ast.Call]:
-    return [call for call in ast.walk(node) if isinstance(call, ast.Call) and callee(call) in names]
-
-
 def _tested(loop: ast.AST, frame: FrameType) -> Iterator[str]:
     """The paths whose existence decides how a loop goes on."""
-    calls = _calls(loop, _TESTS | _MAKES)
-    calls += [call for call in _calls(loop, frozenset({"open"})) if _is_exclusive(call)]
-    with variables(frame) as known:
-        for call in calls:
-            nodes = list(call.args)
-            if isinstance(call.func, ast.Attribute):
-                nodes.append(call.func.value)
-            for node in nodes:
-                yield from _path(value_of(node, frame, known))
+    calls = list(calls_in(loop, *_TESTS, *_MAKES))
+    calls += [call for call in calls_in(loop, "open") if _is_exclusive(call)]
+    known = dict(locals_of(frame))
+    for call in calls:
+        nodes = list(call.args)
+        if isinstance(call.func, ast.Attribute):
+            nodes.append(call.func.value)
+        for node in nodes:
+            yield from _path(value_of(node, frame, known))
 
 
 def _is_exclusive(call: ast.Call) -> bool:
@@ -83,10 +69,10 @@ def _is_exclusive(call: ast.Call) -> bool:
 
 
 def _named_as_lock(frame: FrameType) -> Iterator[str]:
-    with variables(frame) as known:
-        values = [value for name, value in known.items() if name != "self"]
-        with contextlib.suppress(AttributeError):
-            values += list(object.__getattribute__(known.get("self"), "__dict__").values())
+    known = dict(locals_of(frame))
+    values = [value for name, value in known.items() if name != "self"]
+    with contextlib.suppress(AttributeError):
+        values += list(object.__getattribute__(known.get("self"), "__dict__").values())
     for value in values:
         for path in _path(value):
             if "lock" in os.path.basename(path).lower():
@@ -95,8 +81,8 @@ def _named_as_lock(frame: FrameType) -> Iterator[str]:
 
 def _is_kernel_lock(frame: FrameType) -> bool:
     """Whether a lock on the file is awaited, not the file itself."""
-    with variables(frame) as known:
-        return any(kind.__name__ == "UnixFileLock" for kind in type(known.get("self")).__mro__)
+    known = dict(locals_of(frame))
+    return any(kind.__name__ == "UnixFileLock" for kind in type(known.get("self")).__mro__)
 
 
 def _path(value: Any) -> Iterator[str]:

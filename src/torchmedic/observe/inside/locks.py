@@ -14,10 +14,11 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
-from torchmedic.observe.inside.peek import MISSING, attribute, expression, under_way, value_of, variables
+from torchmedic.observe.inside.peek import MISSING, attribute, expression, under_way, value_of
 from torchmedic.records.inside import LockView
-from torchmedic.source.syntax import FUNCTIONS, first_line, has_line, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.syntax import function_of, nodes_in, syntax_tree, taken_at
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import locals_of
 
 # Files of the standard library and of torch in which a thread stands while it waits in the name of its caller.
 _WAITING_FILES = (
@@ -94,9 +95,9 @@ def waited_for(frames: list[FrameType]) -> LockView | None:
         value, function = _called_on(caller)
     # The outermost method of the library's that belongs to a thing one can wait for was called on it.
     for frame in reversed(frames[:outer]):
-        with variables(frame) as known:
-            value, function = known.get("self", MISSING), frame.f_code.co_name
-            given = {name: known[name] for name in ("timeout", "block", "blocking") if name in known}
+        known = dict(locals_of(frame))
+        value, function = known.get("self", MISSING), frame.f_code.co_name
+        given = {name: known[name] for name in ("timeout", "block", "blocking") if name in known}
         if value is not MISSING and kind_of(value) is not None:
             break
     kind = kind_of(value) if value is not MISSING else None
@@ -125,15 +126,15 @@ def held(frames: list[FrameType]) -> list[LockView]:
         tree = syntax_tree(file) if is_user_file(file) else None
         if tree is None:
             continue
-        taken = [*_entered(tree, frame), *_acquired(tree, frame)]
+        taken = taken_at(function_of(tree, frame.f_code) or tree, frame.f_lineno)
         if not taken:
             continue
-        with variables(frame) as known:
-            for node, line in taken:
-                value = value_of(node, frame, known)
-                kind = kind_of(value) if value is not MISSING else None
-                if kind in _LOCKS and _is_taken(value):
-                    found.append(LockView(identity=id(value), kind=kind, name=ast.unparse(node), file=file, line=line))
+        known = dict(locals_of(frame))
+        for node, line in taken:
+            value = value_of(node, frame, known)
+            kind = kind_of(value) if value is not MISSING else None
+            if kind in _LOCKS and _is_taken(value):
+                found.append(LockView(identity=id(value), kind=kind, name=ast.unparse(node), file=file, line=line))
     return found
 
 
@@ -149,8 +150,8 @@ def _called_on(frame: FrameType) -> tuple[Any, str]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         function = node.func.attr
         node = node.func.value
-    with variables(frame) as known:
-        return value_of(node, frame, known), function
+    known = dict(locals_of(frame))
+    return value_of(node, frame, known), function
 
 
 def _name(frame: FrameType, function: str) -> str:
@@ -180,45 +181,6 @@ def _is_taken(value: Any) -> bool:
     if type(value).__name__ == "lock":
         return bool(value.locked())
     return True
-
-
-def _function(tree: ast.Module, frame: FrameType) -> ast.AST:
-    """The function that a frame executes; the module itself where it is none."""
-    line = frame.f_lineno
-    found: ast.AST = tree
-    for node in ast.walk(tree):
-        if not isinstance(node, FUNCTIONS) or node.name != frame.f_code.co_name:
-            continue
-        if first_line(node) == frame.f_code.co_firstlineno or has_line(node, line):
-            found = node
-    return found
-
-
-def _entered(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
-    line = frame.f_lineno
-    return [
-        (item.context_expr, node.lineno)
-        for node in ast.walk(_function(tree, frame))
-        if isinstance(node, ast.With) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
-        for item in node.items
-        if line > item.context_expr.lineno
-    ]
-
-
-def _acquired(tree: ast.Module, frame: FrameType) -> list[tuple[ast.expr, int]]:
-    """The `x.acquire()` calls of this function before the present line that no `x.release()` has followed."""
-    calls = [
-        (node.func.value, node.func.attr, node.lineno)
-        for node in own_nodes(_function(tree, frame))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("acquire", "release")
-        and node.lineno < frame.f_lineno
-    ]
-    last: dict[str, tuple[ast.expr, str, int]] = {}
-    for target, name, line in sorted(calls, key=lambda call: call[2]):
-        last[ast.unparse(target)] = (target, name, line)
-    return [(target, line) for target, name, line in last.values() if name == "acquire"]
 
 
 def _facts(value: Any, kind: str, known: dict[str, Any]) -> dict[str, Any]:

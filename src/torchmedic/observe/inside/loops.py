@@ -8,10 +8,11 @@ from types import FrameType
 from typing import NamedTuple
 
 from torchmedic.observe.inside.loop_exits import Loop, comparisons_of, exits_of, has_no_way_out
-from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, value_of, variables
+from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, value_of
 from torchmedic.records.inside import LoopView
 from torchmedic.source.syntax import CALLABLES, syntax_tree
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import locals_of
 
 
 class Place(NamedTuple):
@@ -45,13 +46,13 @@ def prints_of(frames: list[FrameType]) -> dict[str, str]:
         tree = syntax_tree(frame.f_code.co_filename) if loops else None
         if tree is None:
             continue
-        with variables(frame) as known:
-            for loop in loops:
-                exits = exits_of(loop, tree)
-                for text, node in (exits.read | exits.guards).items():
-                    value = value_of(node, frame, known)
-                    if value is not MISSING:
-                        found[f"{id(frame)}:{text}"] = fingerprint(value)
+        known = dict(locals_of(frame))
+        for loop in loops:
+            exits = exits_of(loop, tree)
+            for text, node in (exits.read | exits.guards).items():
+                value = value_of(node, frame, known)
+                if value is not MISSING:
+                    found[f"{id(frame)}:{text}"] = fingerprint(value)
     return found
 
 
@@ -77,8 +78,8 @@ def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
     exits = exits_of(loop, tree) if tree is not None else None
     read = exits.read if exits is not None and exits.judged else {}
     same = bool(read) and all(_same(text, frame, looks) for text in read)
-    with variables(frame) as known:
-        values = tuple(shown(value_of(node, frame, known)) for node in read.values()) if same else ()
+    known = dict(locals_of(frame))
+    values = tuple(shown(value_of(node, frame, known)) for node in read.values()) if same else ()
     guarded = exits is not None and exits.guards_judged
     receding = _receding(loop, frame, looks)
     return LoopView(

@@ -9,47 +9,18 @@ from __future__ import annotations
 import ast
 import dis
 import functools
-import inspect
 import linecache
-import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any, TypeGuard
 
+from torchmedic.source.live_frames import Position, position_of
 from torchmedic.source.syntax import nodes_in, syntax_tree
-from torchmedic.source.user_variables import looks_at_locals
 
 MISSING = object()
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SIZED = (list, tuple, dict, set, frozenset, deque, bytearray)
-
-
-@contextmanager
-def variables(frame: FrameType) -> Iterator[dict[str, Any]]:
-    """The local variables of a frame, and nothing of them kept afterwards."""
-    optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if optimized and sys.version_info < (3, 13) and looks_at_locals(frame.f_code):
-        yield {}  # there is one dict of locals per frame: reading it here would change the user's
-        return
-    values = frame.f_locals
-    try:
-        yield dict(values)
-    finally:
-        if optimized and sys.version_info < (3, 13):
-            values.clear()
-
-
-def span(frame: FrameType) -> tuple[int, int, int, int] | None:
-    """Line, end line, column and end column (in bytes, from 0) of what a frame is executing."""
-    for index, (line, end_line, column, end_column) in enumerate(frame.f_code.co_positions()):
-        if index == frame.f_lasti // 2:
-            if line is None or end_line is None or column is None or end_column is None:
-                return None
-            return line, end_line, column, end_column
-    return None
 
 
 def is_between_rounds(frame: FrameType) -> bool:
@@ -59,7 +30,7 @@ def is_between_rounds(frame: FrameType) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _nodes(file: str) -> dict[tuple[int, int, int, int], ast.AST]:
+def _nodes(file: str) -> dict[Position, ast.AST]:
     """Every node of a file by its place; of those at the same place the innermost."""
     return {
         (node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0): node
@@ -70,8 +41,7 @@ def _nodes(file: str) -> dict[tuple[int, int, int, int], ast.AST]:
 
 def under_way(frame: FrameType) -> ast.AST | None:
     """The expression or statement that a frame is executing."""
-    place = span(frame)
-    return None if place is None else _nodes(frame.f_code.co_filename).get(place)
+    return _nodes(frame.f_code.co_filename).get(position_of(frame.f_code, frame.f_lasti))
 
 
 def expression(frame: FrameType) -> tuple[str, ast.expr | None]:

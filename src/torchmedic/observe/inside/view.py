@@ -20,9 +20,12 @@ from torchmedic.observe.inside import loops
 from torchmedic.observe.inside.heartbeat import HEART
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
-from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds, span, variables
+from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds
+from torchmedic.observe.step.tensors import bytes_in
 from torchmedic.records.inside import EndedThread, InsideView, JobView, LoaderView, LockView, PyFrame, PyThread
+from torchmedic.source.live_frames import position_of
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import locals_of
 
 LOOKS = 6
 _INTERVAL_SECONDS = 0.2  # between two looks
@@ -31,7 +34,6 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _JOINING = "init_process_group"
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SAVING = os.path.join("torch", "serialization.py")
-_MAX_ENTRIES = 100_000  # entries of a state that are counted
 _LATEST = 16
 
 
@@ -128,16 +130,17 @@ def _telling(frames: list[FrameType]) -> list[FrameType]:
 
 
 def _frame(frame: FrameType) -> PyFrame:
-    place = span(frame)
+    line, end_line, column, end_column = position_of(frame.f_code, frame.f_lasti)
     user = is_user_file(frame.f_code.co_filename)
-    column, end_column = (place[2] + 1, place[3] + 1) if place is not None and place[0] == place[1] else (1, 1)
+    if column is None or end_column is None or line != end_line:
+        column = end_column = 0
     return PyFrame(
         file=frame.f_code.co_filename,
         line=frame.f_lineno or 0,
         function=frame.f_code.co_name,
         user=user,
-        column=column,
-        end_column=end_column,
+        column=column + 1,
+        end_column=end_column + 1,
         code=expression(frame)[0].strip()[:200] if user else "",
     )
 
@@ -221,8 +224,8 @@ def _joining(frames: list[FrameType]) -> JobView | None:
     """The job whose other ranks `init_process_group` waits for: its arguments, or the launcher's variables."""
     for frame in frames:
         if frame.f_code.co_name == _JOINING and frame.f_code.co_filename.endswith(_C10D):
-            with variables(frame) as given:
-                rank, world, backend = given.get("rank"), given.get("world_size"), given.get("backend")
+            given = dict(locals_of(frame))
+            rank, world, backend = given.get("rank"), given.get("world_size"), given.get("backend")
             own = int(os.environ.get("RANK", "-1")) if rank in (None, -1) else rank
             size = int(os.environ.get("WORLD_SIZE", "-1")) if world in (None, -1) else world
             if isinstance(own, int) and isinstance(size, int) and size > 0 and own >= 0:
@@ -234,30 +237,6 @@ def _state_bytes(frames: list[FrameType]) -> int | None:
     """The size of what `torch.save` was given."""
     for frame in frames:
         if frame.f_code.co_name == "save" and frame.f_code.co_filename.endswith(_SAVING):
-            with variables(frame) as known:
-                return _size(known.get("obj"))
+            known = dict(locals_of(frame))
+            return bytes_in(known.get("obj"))
     return None
-
-
-def _size(state: Any) -> int:
-    """The bytes of the tensors in nested containers, each storage once. No code of the user's is run."""
-    storages: dict[int, int] = {}
-    waiting, seen = [state], 0
-    while waiting and seen < _MAX_ENTRIES:
-        value = waiting.pop()
-        seen += 1
-        if isinstance(value, torch.Tensor):
-            _count(value, storages)
-        elif isinstance(value, dict):
-            waiting.extend(dict.values(value))
-        elif isinstance(value, list | tuple):
-            waiting.extend(value[:_MAX_ENTRIES])
-        elif isinstance(value, torch.nn.Module):
-            waiting.extend(value.__dict__.get(group) for group in ("_parameters", "_buffers", "_modules"))
-    return sum(storages.values())
-
-
-def _count(tensor: torch.Tensor, storages: dict[int, int]) -> None:
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-        storage = tensor.untyped_storage()
-        storages[int(storage._cdata)] = storage.nbytes()

@@ -1,26 +1,33 @@
-"""What a batch shows of its items: whether all inputs are equal, and whether it holds nothing but labels."""
+"""What a batch shows of its items: whether all inputs are equal, and whether the loss compares with its labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.source.objects.graph import walk
+
 _MIN_ROWS = 4
 _SAMPLE = 1024  # values of two rows that are compared first
+_MAX_NODES = 2000  # of a graph that are asked for targets
 
 
 class BatchLook(NamedTuple):
     """`equal` is a number for the one row that all inputs have, 0 where rows differ.
 
-    `holds` is "labels" or "inputs" for a batch of one tensor.
+    `holds` is "labels" or "inputs" for a batch of one tensor. `labels` are numbers for the labels, by field, where
+    something is suspected. `value` is what all values of equal inputs are.
     """
 
     rows: int
     equal: int = 0
     labels_differ: bool = False
     holds: str = ""
+    labels: frozenset[int] = frozenset()
+    value: float | None = None
 
 
 NO_LOOK = BatchLook(0)
@@ -36,10 +43,33 @@ def look_at(batch: Any) -> BatchLook:
     labels = [each for each in fields if each[0].numel() <= 1]
     if len(fields) == 1:
         is_label = bool(labels) and not labels[0].is_floating_point()
-        return BatchLook(rows, holds="labels" if is_label else "inputs" if inputs else "")
-    is_equal = bool(inputs) and bool(labels) and all(map(_has_equal_rows, inputs))
-    row = hash(tuple(tuple(each[0].reshape(-1)[:_SAMPLE].tolist()) for each in inputs)) if is_equal else 0
-    return BatchLook(rows, row, is_equal and not all(map(_has_equal_rows, labels)))
+        numbers = frozenset(map(_number, labels)) if is_label else frozenset()
+        return BatchLook(rows, holds="labels" if is_label else "inputs" if inputs else "", labels=numbers)
+    if not (inputs and labels and all(map(_has_equal_rows, inputs))):
+        return BatchLook(rows)
+    row = [value for each in inputs for value in each[0].reshape(-1)[:_SAMPLE].tolist()]
+    varied = [each for each in labels if not _has_equal_rows(each)]
+    value = float(row[0]) if len(set(row)) == 1 else None
+    return BatchLook(rows, hash(tuple(row)), bool(varied), labels=frozenset(map(_number, varied)), value=value)
+
+
+def targets_of(roots: Iterable[Any]) -> frozenset[int]:
+    """Numbers for the targets that a loss function of torch's was given, as `labels` of a batch has them."""
+    found: set[int] = set()
+    for node in walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), most=_MAX_NODES):
+        with suppress(RuntimeError):  # freed, or overwritten since
+            target = getattr(node, "_saved_target", None)
+            if type(target) is torch.Tensor and (target.is_cpu or _may_wait(target)):
+                found.add(_number(target))
+    return frozenset(found)
+
+
+def _may_wait(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
+
+
+def _number(labels: torch.Tensor) -> int:
+    return hash(tuple(labels.detach().reshape(-1).tolist()))
 
 
 def _fields(batch: Any) -> list[torch.Tensor]:

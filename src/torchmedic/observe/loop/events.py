@@ -45,6 +45,7 @@ class Watched:
         self.number = number
         self.built = built
         self.caller: Place | None = None  # of the function that built it
+        self.loaded: Place | None = None  # where it was given the state of another one
         self.witness: Witness | None = None
         self.searched = 0
         self.thrown_away = ThrownAway()
@@ -86,6 +87,7 @@ class Fetched(NamedTuple):
     workers: int  # that nobody sets up
     direct: bool  # the user's own code asked for it
     look: BatchLook = NO_LOOK
+    drawn: int = 0  # items of a batch that were drawn at random, at the beginning of a pass
 
 
 class BackwardFact(NamedTuple):
@@ -94,6 +96,7 @@ class BackwardFact(NamedTuple):
     inside_step: bool
     norms: dict[int, float | None]
     is_mean: bool  # the loss is a mean that nothing was done to afterwards
+    targets: frozenset[int] = frozenset()  # of the loss, where the labels of the batch are asked for
 
 
 class StepFact(NamedTuple):

@@ -18,11 +18,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from torchmedic.contained import contained
 from torchmedic.observe.device.device_waits import Waited
-from torchmedic.observe.loop.batch_looks import look_at
+from torchmedic.observe.loop.batch_looks import look_at, targets_of
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.loop.events import (
     BackwardFact,
@@ -38,6 +38,7 @@ from torchmedic.observe.loop.events import (
     rates,
 )
 from torchmedic.observe.loop.graph_growth import GraphGrowth
+from torchmedic.observe.loop.loads import Unmatched, unmatched, writes_of
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.observe.loop.standstill import Standstill
@@ -45,6 +46,7 @@ from torchmedic.observe.loop.thaws import Thaws
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import user_frame
 
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _FIRST_STEPS = 64  # that are noted when training begins
 _STEPS_AFTER_CHANGE = 24  # that are noted
 _MAX_CHANGES = 4  # that are looked at
@@ -53,6 +55,7 @@ _MAX_EVENTS = 4000  # that are kept
 _LOOK_STEPS = frozenset({6, 12, 24, 40})  # since the ledger woke, at which the evidence is judged
 _BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
 _MAX_TIMED = 12  # calls of `empty_cache` that are timed
+_MAX_TARGETS = 6  # calls of backward whose targets are compared with suspicious labels
 _MAX_IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
 _NORM_STEPS = 24  # in which the witness is also measured, on the CPU
 
@@ -70,6 +73,7 @@ class Habits(Numbering):
         self.mode: tuple[bool, bool] | None = None  # of the last root module: training, gradients
         self.events: list[Event] = []
         self.optimizers: dict[int, Watched] = {}
+        self.metrics: dict[int, list[float]] = {}  # by the number of a schedule: what it was given to compare
         self.epochs_of_schedules: dict[int, int] = {}  # by number: the epoch in which it was judged first
         self.reach = Reach()
         self.growth = GraphGrowth()
@@ -78,6 +82,9 @@ class Habits(Numbering):
         self.standstill = Standstill(self.judge, self._look_anew, self._look_at_frozen)
         self.waited: list[Waited] = []  # lines that wait for the device in every step
         self.steps = 0  # of any optimizer
+        self.empty: tuple[Place, int, int] | None = None  # a loader without a batch: its loop, items, size of a batch
+        self.is_ending = False
+        self.unmatched: list[Unmatched] = []  # states that were loaded in vain
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0
         self._last = _FIRST_STEPS
@@ -88,6 +95,8 @@ class Habits(Numbering):
         self._emptying = (0.0, 0.0)
         self._where = Sites().where
         self._idle = 0  # batches and forward passes since anything else happened
+        self._asked = 0  # calls of backward for their targets
+        self._has_labels = False  # that the next call of backward is asked for
 
     def start(self) -> None:
         self.listening = self.awake = True
@@ -151,7 +160,7 @@ class Habits(Numbering):
     @contained("observe.habits")
     def judge(self) -> None:
         self.evaluation.disarm()
-        if self.events:
+        if self.events or self.empty is not None:
             self._look(self)
 
     def waits_measured(self, found: list[Waited]) -> None:
@@ -203,6 +212,8 @@ class Habits(Numbering):
         if known is None or known.built is None:  # `load_state_dict` comes here for one that was built before
             watched = self.optimizers[number] = Watched(optimizer, number, built)
             watched.caller = Place(caller.f_code.co_filename, caller.f_lineno) if caller is not None else None
+        else:
+            known.loaded = built
         for dead in [key for key, watched in self.optimizers.items() if watched.reference() is None]:
             del self.optimizers[dead]
 
@@ -239,7 +250,12 @@ class Habits(Numbering):
                 if watched.is_used_gradient():
                     norms[number] = watched.norm(wait=self.wants_norms)
         means = bool(roots) and all(isinstance(root, torch.Tensor) and is_mean(root.grad_fn) for root in roots)
-        self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means))
+        targets = frozenset[int]()
+        if self._has_labels and self._asked < _MAX_TARGETS:
+            self._asked += 1
+            targets = targets_of(roots)
+        self._has_labels = False
+        self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means, targets))
         if not self.growth.over and self.events:
             self.growth.backward_begins(roots, self.steps or self._backwards, self.events[-1].place)
 
@@ -334,6 +350,12 @@ class Habits(Numbering):
         self._add("schedule", self.number(scheduler), frame, ScheduleFact(whose, explicit, lr))
 
     @contained("observe.habits")
+    def measured(self, schedule: Any, metric: Any) -> None:
+        """A schedule is given a number to compare, which it reads itself."""
+        if isinstance(metric, float | int | torch.Tensor):
+            self.metrics.setdefault(self.number(schedule), []).append(float(metric))
+
+    @contained("observe.habits")
     def forward(self, module: torch.nn.Module, frame: FrameType) -> None:
         mode = (module.training, torch.is_grad_enabled())
         if not self.awake:
@@ -351,17 +373,55 @@ class Habits(Numbering):
             self._add("eval", self.number(module), frame)
 
     @contained("observe.habits")
+    def pass_begins(self, iterator: Any, frame: FrameType) -> None:
+        """A batch is asked for, the first of a pass over the data."""
+        sampler = iterator._index_sampler
+        if self.steps or not self.optimizers or not torch.is_grad_enabled():
+            return  # not a loop that trains
+        if not isinstance(sampler, BatchSampler) or len(sampler):
+            return
+        place = self._where(frame)[1]
+        if place.line and self.empty is None:
+            self.empty = (place, len(iterator._dataset), sampler.batch_size)
+
+    @contained("observe.habits")
+    def loading(self, frame: FrameType, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any) -> None:
+        """A state is about to be loaded. What fits later, or fits another module, makes up for what did not."""
+        number = self.number(module)
+        self.unmatched = [each for each in self.unmatched if each.module != number]
+        found = None if strict else unmatched(state, module, self._where(frame)[1], number)
+        if found is not None:
+            self.unmatched.append(found)
+        else:
+            self.unmatched = [each for each in self.unmatched if each.state != id(state)]
+
+    @contained("observe.habits")
+    def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:
+        """A state was loaded. A module may know more names than those of its tensors."""
+        if self.unmatched and self.unmatched[-1].writes != writes_of(module):
+            self.unmatched.pop()
+
+    def ending(self) -> None:
+        """The run ends: judge what there is."""
+        self.is_ending = True
+        self.judge()
+
+    @contained("observe.habits")
     def fetched(self, iterator: Any, indices: Any, batch: Any, frame: FrameType, *, direct: bool) -> None:
         dataset = getattr(iterator, "_dataset", None)
         position = getattr(iterator, "_num_yielded", 0)
         known = hash(tuple(indices)) if isinstance(indices, list | tuple) and are_numbers(indices) else None
         length = in_order = None
+        drawn = 0
         workers = getattr(iterator, "_num_workers", 0) if getattr(iterator, "_worker_init_fn", None) is None else 0
         if known is not None and position <= 1:
             sampler = iterator._index_sampler
             length = len(sampler)
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
+            drawn = len(indices) if isinstance(getattr(sampler, "sampler", None), _RANDOM) else 0
         whose = self.number(dataset) if dataset is not None else 0
-        fact = Fetched(position, known, whose, length, in_order, workers, direct, look_at(batch))
+        look = look_at(batch)
+        self._has_labels = self._has_labels or bool(look.labels)
+        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn)
         self._add("fetch", whose, frame, fact)

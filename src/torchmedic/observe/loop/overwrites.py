@@ -21,8 +21,14 @@ _MIN_FULL = 2  # cycles that are looked at with all weights
 _MAX_ELEMENTS = 1 << 24  # of all weights
 _MIN_MATRIX = 64  # values that show whether two matrices are alike
 _MAX_ALIKE = 0.25  # correlation of a weight with a weight that does not depend on it
-_MAX_KEPT = 0.01  # of an update that is undone
+_MAX_KEPT = 0.002  # of an update that is undone; more may be a small step on purpose, as in meta-learning
+USUAL_DECAY = 0.1  # with that, a large shrinkage is the fault of the learning rate
 _MAX_KEPT_VALUE = 0.1  # of the largest change of a single value
+
+
+def decay_of(group: dict[str, Any]) -> float:
+    decay = group.get("weight_decay", 0.0)
+    return float(decay) if isinstance(decay, float | int) else 0.0
 
 
 class Undone(NamedTuple):
@@ -41,6 +47,7 @@ class Overwrites:
     def __init__(self) -> None:
         self.found: Undone | None = None
         self.is_over = False
+        self.first_size: torch.Tensor | None = None  # of all matrices, where weight decay is above what is usual
         self._cycles = 0
         self._full: list[tuple[float, bool]] = []
         self._tensors: list[weakref.ref[torch.Tensor]] = []  # with a gradient in the first update
@@ -63,6 +70,8 @@ class Overwrites:
         if not self._tensors:
             tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
             self._tensors = [weakref.ref(one) for one in tensors if one.grad is not None and one.numel()]
+            if any(decay_of(group) > USUAL_DECAY for group in optimizer.param_groups):
+                self.first_size = self.size()
         if self._updated:
             self._compare()
         elif self._sample and self._sample == self._look():
@@ -76,6 +85,18 @@ class Overwrites:
     def step_ended(self) -> None:
         self._sample = self._look()
         self._updated = self._copies() if self._weights else []
+
+    @torch.no_grad()
+    def size(self) -> torch.Tensor | None:
+        """The norm of all matrices, on their device; None where a tensor is not of the usual kind."""
+        matrices = [tensor for tensor in self._living() if tensor.dim() > 1]
+        if not matrices or not all(map(_is_plain, matrices)):
+            return None
+        if matrices[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        norms = [tensor.norm().to(matrices[0].device, torch.float32) for tensor in matrices]
+        whole: torch.Tensor = torch.stack(norms).norm()
+        return whole
 
     def _living(self) -> list[torch.Tensor]:
         return [tensor for reference in self._tensors if (tensor := reference()) is not None]
@@ -119,13 +140,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _undone(
     before: list[torch.Tensor], updated: list[torch.Tensor], now: list[torch.Tensor]
 ) -> tuple[float, bool] | None:
-    """The share of the update that matrices keep, and whether any is new; None where one keeps more."""
+    """The share of the update that matrices keep, and whether any is new; None where one keeps more.
+
+    A matrix that nobody has written to has no part in this: the rest may be those of one of several networks.
+    """
     if not len(before) == len(updated) == len(now):
         return None
     shares, is_new = [], False
     for old, new, present in zip(before, updated, now, strict=True):
         update = float((new - old).norm()) if present.dim() > 1 else 0.0
-        if not update > 0:
+        if not update > 0 or (new.shape == present.shape and torch.equal(new, present)):
             continue
         share = float((present - old).norm()) / update if old.shape == present.shape else math.inf
         if share == 0:
@@ -134,7 +158,7 @@ def _undone(
             if float((present - old).abs().amax()) > _MAX_KEPT_VALUE * float((new - old).abs().amax()):
                 return None  # a few rows are trained, and all others are kept as they were
             shares.append(share)
-        elif present.numel() < _MIN_MATRIX and not torch.equal(new, present):
+        elif present.numel() < _MIN_MATRIX:
             continue  # too few values to tell chance from likeness
         elif old.shape == present.shape and _likeness(new, present) <= _MAX_ALIKE:
             is_new = True

@@ -6,19 +6,22 @@ whether gradients of layers that are trained pass through it.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.source.objects.graph import following, walk
+from torchmedic.source.objects.graph import following, name_of, walk
 
 _MAX_NODES = 20000  # of one graph
 _MAX_SAMPLE = 1024  # values of a weight
 _MAX_LAYERS = 64  # without an optimizer, whose place in the graph is looked for
 _MAX_TERMS = 32  # of a loss
 _LAYERS = ("AddmmBackward", "MmBackward", "ConvolutionBackward")
+# Of these the node saves what it was given.
+_GIVEN = {"AddmmBackward": "_saved_mat1", "MmBackward": "_saved_self", "ConvolutionBackward": "_saved_input"}
 
 
 class Reached(NamedTuple):
@@ -37,6 +40,7 @@ class Ownerless:
         self.step = step
         self.is_between = is_between  # the gradient of a layer that an optimizer has passes through this layer
         self.is_alone = is_alone  # it is reached by a term of the loss that reaches nothing that an optimizer has
+        self.gives_back = False  # its result is compared with the data that the model was given
         self._writes = tensor._version
         self._sample = _sample(tensor)
 
@@ -63,6 +67,7 @@ class Reach:
         self.ownerless: dict[int, Ownerless] = {}
         self.bare: dict[int, Ownerless] = {}  # parameters that are not weights of layers, in no optimizer either
         self.reached_owned = False  # some loss reached a tensor that an optimizer had
+        self.reached_data = False  # some loss reached a leaf that is no parameter, as an input of an attack
         self.new_leaves: list[int] = []  # by walk: leaves that no optimizer had; 0 where one of them was known before
         self._leaves: list[weakref.ref[torch.Tensor]] = []
 
@@ -91,33 +96,43 @@ class Reach:
         self.complete &= len(seen) < _MAX_NODES
         self._note_leaves(leaves, owned)
         if lost and owned:
-            self._remember(starts, lost, owned, step)
+            is_foreign = not any(id(leaf) in owned for leaf in leaves)
+            self._remember(starts, lost, owned, step, is_foreign=is_foreign)
 
     def _note_leaves(self, leaves: list[torch.Tensor], owned: set[int]) -> None:
         self.reached_owned = self.reached_owned or any(id(leaf) in owned for leaf in leaves)
+        others = [leaf for leaf in leaves if not isinstance(leaf, torch.nn.Parameter)]
+        self.reached_data = self.reached_data or any(id(leaf) not in owned for leaf in others)
         if self.reached_owned:
             return
         known = {id(leaf) for reference in self._leaves if (leaf := reference()) is not None}
         self.new_leaves.append(0 if any(id(leaf) in known for leaf in leaves) else len(leaves))
         self._leaves += [weakref.ref(leaf) for leaf in leaves]
 
-    def _remember(self, starts: list[Any], lost: set[int], owned: set[int], step: int) -> None:
+    def _remember(self, starts: list[Any], lost: set[int], owned: set[int], step: int, *, is_foreign: bool) -> None:
         """Take down the layers without an optimizer, and which of them stand between a trained layer and the loss."""
         layers = [(node, weights) for node in walk(starts, most=_MAX_NODES) if (weights := _weights(node))]
         trained = {node for node, weights in layers if any(id(weight) in owned for weight in weights)}
         without = [(node, weight) for node, weights in layers for weight in weights if id(weight) in lost]
-        if not trained or len(without) > _MAX_LAYERS:
+        if len(without) > _MAX_LAYERS or not (trained or is_foreign):
+            return
+        if is_foreign:  # a loss for a network that no optimizer has, as for the second of two critics
+            known = [weight for _, weight in without if type(weight) is torch.nn.Parameter and not weight.is_meta]
+            self.ownerless |= {id(weight): Ownerless(weight, step, is_between=False) for weight in known}
             return
         bare = lost - {id(weight) for _, weight in without}
         if 0 < len(bare) <= _MAX_LAYERS:
             for leaf in _meeting(starts, bare, trained):
                 self.bare[id(leaf)] = Ownerless(leaf, step, is_between=True)
+        giving_back = _giving_back(starts)
         nearest = _nearest(starts, trained)
         alone = {node for term in _terms(starts) if (behind := _without_owner(term, owned)) for node in behind}
         for node, weight in without:
             if id(weight) not in self.ownerless and type(weight) is torch.nn.Parameter and not weight.is_meta:
                 is_between = node in nearest and any(behind in trained for behind in walk([node], most=_MAX_NODES))
-                self.ownerless[id(weight)] = Ownerless(weight, step, is_between=is_between, is_alone=node in alone)
+                one = Ownerless(weight, step, is_between=is_between, is_alone=node in alone)
+                one.gives_back = node in giving_back
+                self.ownerless[id(weight)] = one
 
     def living(self) -> list[tuple[torch.Tensor, Reached]]:
         """Parameters that were reached and still live."""
@@ -127,15 +142,38 @@ class Reach:
 
 def _weights(node: Any) -> list[torch.Tensor]:
     """The weights of a layer, where a node is the operation of one."""
-    if not node.name().startswith(_LAYERS):
+    if not name_of(node).startswith(_LAYERS):
         return []
     found: list[torch.Tensor] = []
     for behind in following(node):
-        after = following(behind) if behind.name().startswith("TBackward") else []
+        after = following(behind) if name_of(behind).startswith("TBackward") else []
         leaf = getattr(after[0] if len(after) == 1 else behind, "variable", None)
         if isinstance(leaf, torch.nn.Parameter) and leaf.dim() > 1:
             found.append(leaf)
     return found
+
+
+def _giving_back(starts: list[Any]) -> set[Any]:
+    """The last layers before a loss function whose target is the very data that a first layer was given."""
+    given: set[tuple[int, int]] = set()
+    losses: list[tuple[Any, tuple[int, int]]] = []
+    with contextlib.suppress(RuntimeError):  # overwritten since, which backward itself will complain of
+        for node in walk(starts, most=_MAX_NODES):
+            kind = node.name().rstrip("0123456789")
+            data = getattr(node, _GIVEN[kind], None) if kind in _GIVEN else None
+            target = getattr(node, "_saved_target", None)
+            if type(data) is torch.Tensor and data.grad_fn is None:
+                given.add((data.data_ptr(), data.numel()))
+            if type(target) is torch.Tensor:
+                losses.append((node, (target.data_ptr(), target.numel())))
+    found: set[Any] = set()
+    pending = [node for node, target in losses if target in given]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += following(node) if not node.name().startswith(_LAYERS) else []
+    return {node for node in found if node.name().startswith(_LAYERS)}
 
 
 def _meeting(starts: list[Any], wanted: set[int], trained: set[Any]) -> list[torch.Tensor]:
@@ -163,7 +201,7 @@ def _meeting(starts: list[Any], wanted: set[int], trained: set[Any]) -> list[tor
 
 
 def _adds_losses(node: Any) -> bool:
-    return bool(node.name().startswith(("AddBackward", "SubBackward")) and _is_number(node))
+    return bool(name_of(node).startswith(("AddBackward", "SubBackward")) and _is_number(node))
 
 
 def _is_number(node: Any) -> bool:
@@ -176,7 +214,7 @@ def _terms(starts: list[Any]) -> list[Any]:
     pending = [start for start in starts if start is not None]
     while pending and len(found) < _MAX_TERMS:
         node = pending.pop()
-        is_scaled = node.name().startswith(("MulBackward", "DivBackward")) and len(following(node)) == 1
+        is_scaled = name_of(node).startswith(("MulBackward", "DivBackward")) and len(following(node)) == 1
         if _adds_losses(node) or (is_scaled and _is_number(node)):
             pending += following(node)
         else:

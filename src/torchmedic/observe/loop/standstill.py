@@ -26,7 +26,8 @@ _MAX_OPTIMIZERS = 8
 _MAX_RATES = 64  # looks whose rates are kept
 _MIN_UPDATES = 12  # between the copy and the look that decides
 _MAX_COPIES = 8  # times that weights are copied, as in a long warm-up
-_MAX_DEAD_SHARE = 1e-4  # of the largest rate, with which nothing is learned any more
+MAX_DEAD_SHARE = 1e-4  # of the largest rate, with which nothing is learned any more
+_MAX_SMALL_SHARE = 0.1  # of the rate with which an optimizer was built
 DOUBTFUL_CHANGE = 1e-6  # of weights, per update: a million updates change them as a whole
 _COUNTS = 5  # numbers per tensor
 
@@ -106,7 +107,9 @@ class Steady:
                 self._look_at_weights(optimizer, rates, step)
             if self.moves is not None and self.moves.are_doubtful:
                 return True
-        return self.nothing_since() is not None or self.negative_since() is not None
+        built_with = optimizer.defaults.get("lr") if optimizer is not None else None
+        is_small = isinstance(built_with, float) and bool(rates) and max(rates) < _MAX_SMALL_SHARE * built_with
+        return is_small or self.nothing_since() is not None or self.negative_since() is not None
 
     def lost_gradients(self) -> bool:
         """Whether fewer parameters have a gradient than at the look before, although none was frozen."""
@@ -119,7 +122,7 @@ class Steady:
 
     def nothing_since(self) -> Rate | None:
         """The first look since which the rate has been next to nothing, against the largest; None if it is not."""
-        bound = _MAX_DEAD_SHARE * max((each.rate for each in self.rates), default=0.0)
+        bound = MAX_DEAD_SHARE * max((each.rate for each in self.rates), default=0.0)
         return self._since(lambda rate: abs(rate) <= bound) if bound > 0 else None
 
     def negative_since(self) -> Rate | None:

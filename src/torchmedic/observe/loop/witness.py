@@ -12,7 +12,7 @@ _MAX_ELEMENTS = 1 << 16  # elements of a gradient that are measured
 
 
 class State(NamedTuple):
-    """The gradients' own numbers (0 for none), how often they were written to, and how often the weights were."""
+    """The gradients' own numbers (0 for none), how often these were written to, a number for writes to weights."""
 
     gradient: tuple[int, ...]
     writes: tuple[int, ...]
@@ -23,6 +23,7 @@ class _Part:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = weakref.ref(tensor)
         self._is_counted = not tensor.is_inference()  # else torch does not count the writes to it
+        self._has_address = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         self._gradient: weakref.ref[torch.Tensor] | None = None
         self._number = 0
 
@@ -32,6 +33,8 @@ class _Part:
             return -1, 0, 0
         gradient = tensor.grad
         writes = tensor._version if self._is_counted else 0
+        if self._has_address:
+            writes = hash((writes, tensor.data_ptr()))  # `weight.data = new` is not counted
         if gradient is None:
             return 0, 0, writes
         if self._gradient is None or self._gradient() is not gradient:

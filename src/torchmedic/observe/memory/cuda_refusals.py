@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from torchmedic.contained import contained, report_fault
+from torchmedic.source.objects.graph import name_of
 
 
 class Refusal(NamedTuple):
@@ -101,7 +102,7 @@ def _note(device: int, asked: int, total: int, free: int) -> None:
         allocated=stats.get("allocated_bytes.all.current", 0),
         reserved=stats.get("reserved_bytes.all.current", 0),
         inactive_split=stats.get("inactive_split_bytes.all.current", 0),
-        node=node.name() if node is not None else "",
+        node=name_of(node) if node is not None else "",
         sequence=int(node._sequence_nr()) if node is not None else -1,
         thread=threading.get_ident(),
         time=time.time(),

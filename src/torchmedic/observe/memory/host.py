@@ -41,7 +41,7 @@ def host_memory(proc: Path = _PROC, cgroups: Path | None = None) -> HostMemory:
     cgroups = cgroups or Path(os.environ.get(CGROUP_VARIABLE, "/sys/fs/cgroup"))
     status = sizes() if proc == _PROC else _table(proc / "self" / "status")
     host = _table(proc / "meminfo")
-    strict = _text(proc / "sys" / "vm" / "overcommit_memory").strip() == "2"
+    strict = text_of(proc / "sys" / "vm" / "overcommit_memory").strip() == "2"
     return HostMemory(
         resident=status.get("VmRSS"),
         address_space=status.get("VmSize"),
@@ -70,7 +70,7 @@ def free_bytes(proc: Path = _PROC, cgroups: Path | None = None) -> int:
 def _table(path: Path) -> dict[str, int]:
     """Lines such as `VmRSS:  1234 kB`."""
     found = {}
-    for line in _text(path).splitlines():
+    for line in text_of(path).splitlines():
         name, _, rest = line.partition(":")
         number, _, unit = rest.strip().partition(" ")
         if unit == "kB" and number.isdigit():
@@ -78,9 +78,10 @@ def _table(path: Path) -> dict[str, int]:
     return found
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a small file; empty where it cannot be read."""
     with contextlib.suppress(OSError):
-        return path.read_text()
+        return path.read_text(errors="replace")
     return ""
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from torchmedic.observe.memory.host import HostMemory
+from torchmedic.observe.memory.host import HostMemory, text_of
 
 _TITLES = {"RLIMIT_AS": "Max address space", "RLIMIT_DATA": "Max data size", "RLIMIT_MEMLOCK": "Max locked memory"}
 _MAX_UNKNOWN_BYTES = 64 << 20  # what a refused allocation of unknown size may well have been
@@ -75,15 +75,15 @@ def setter_of(name: str, limit: int, first: int | None = None, proc: Path = Path
             return above
         if soft != limit:
             return above or Setter(own=True)
-        above = Setter(own=False, name=_text(proc / str(parent) / "comm").strip(), pid=parent)
+        above = Setter(own=False, name=text_of(proc / str(parent) / "comm").strip(), pid=parent)
         parent = _parent(proc, parent)
     return above
 
 
 def mappings(proc: Path = Path("/proc")) -> str:
     """Whether a process has about as many pieces of memory as the kernel lets it have; empty if it has not."""
-    most = _text(proc / "sys" / "vm" / "max_map_count").strip()
-    count = _text(proc / "self" / "maps").count("\n")
+    most = text_of(proc / "sys" / "vm" / "max_map_count").strip()
+    count = text_of(proc / "self" / "maps").count("\n")
     if not most.isdigit() or count < 0.95 * int(most):
         return ""
     return f"its memory is in {count} pieces, and the kernel allows {most} (vm.max_map_count)"
@@ -92,20 +92,14 @@ def mappings(proc: Path = Path("/proc")) -> str:
 def _parent(proc: Path, pid: int) -> int:
     # Its name may hold anything, brackets too.
     with contextlib.suppress(ValueError, IndexError):
-        return int(_text(proc / str(pid) / "stat").rpartition(")")[2].split()[1])
+        return int(text_of(proc / str(pid) / "stat").rpartition(")")[2].split()[1])
     return 0
 
 
 def _soft(proc: Path, pid: int, name: str) -> int | None:
     """-1 for no limit; None where it cannot be read."""
-    for line in _text(proc / str(pid) / "limits").splitlines():
+    for line in text_of(proc / str(pid) / "limits").splitlines():
         if line.startswith(_TITLES[name]):
             word = line[len(_TITLES[name]) :].split()[0]
             return int(word) if word.isdigit() else -1
     return None
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""

@@ -20,12 +20,9 @@ import torch
 
 from torchmedic.observe.budget import Account
 from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards
-from torchmedic.observe.numbers.loss_jumps import LossJumps
-from torchmedic.observe.numbers.loss_trend import RISE, LossTrend
-from torchmedic.observe.numbers.state_copies import Copy, NoRoom, take_copy
-from torchmedic.observe.numbers.update_ends import note_end, update_end
+from torchmedic.observe.numbers.loss_trend import RISE, LossJumps, LossTrend
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
-from torchmedic.observe.numbers.windows import Window, windows_of
+from torchmedic.observe.numbers.windows import Copy, NoRoom, Window, note_end, take_copy, update_end, windows_of
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.graph import leaves_behind
 

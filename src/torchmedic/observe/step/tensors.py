@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 _MAX_FRAMES = 80
+_MAX_ENTRIES = 100_000  # entries of a state that are counted
 _SEQUENCES = (list, tuple)  # to build `list | tuple` at every call takes longer than the call
 
 
@@ -53,3 +54,27 @@ def tensors_in_frames(frame: FrameType | None) -> list[torch.Tensor]:
 def parameters_of(*optimizers: Any) -> list[torch.Tensor]:
     """The tensors that optimizers update, in order."""
     return [tensor for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def bytes_in(state: Any) -> int:
+    """The bytes of the tensors in nested containers, each storage once. No code of the user's is run."""
+    storages: dict[int, int] = {}
+    waiting, seen = [state], 0
+    while waiting and seen < _MAX_ENTRIES:
+        value = waiting.pop()
+        seen += 1
+        if isinstance(value, torch.Tensor):
+            _count_storage(value, storages)
+        elif isinstance(value, dict):
+            waiting.extend(dict.values(value))
+        elif isinstance(value, list | tuple):
+            waiting.extend(value[:_MAX_ENTRIES])
+        elif isinstance(value, torch.nn.Module):
+            waiting.extend(value.__dict__.get(group) for group in ("_parameters", "_buffers", "_modules"))
+    return sum(storages.values())
+
+
+def _count_storage(tensor: torch.Tensor, storages: dict[int, int]) -> None:
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
+        storage = tensor.untyped_storage()
+        storages[int(storage._cdata)] = storage.nbytes()

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import gc
 import linecache
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from types import CodeType, FrameType, FunctionType
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torchmedic.replay.step.step import Step
-from torchmedic.replay.step.trial import Verdict, codes_in, describe, passes
+from torchmedic.replay.step.trial import Codes, Verdict, codes_in, describe, functions_of, passes, swapped
 from torchmedic.source.syntax import is_module
 from torchmedic.source.unified_diff import BadPatch, Hunk, applied, old_numbers, parse
 from torchmedic.source.user_code import is_user_file
@@ -114,31 +114,14 @@ def _swapped(patched: _Patched) -> Iterator[list[tuple[str, int, bool]]]:
     Yields:
         For every function its file, its first line, and whether the patch changes it.
     """
-    module = compile(patched.tree, patched.file, "exec", dont_inherit=True)
-    by_place = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(module)}
-    by_name: dict[str, list[CodeType]] = {}
-    for code in codes_in(module):
-        by_name.setdefault(code.co_qualname, []).append(code)
-    swapped: list[tuple[FunctionType, CodeType]] = []
-    spans = []
-    try:
-        for function in _functions(patched.file):
-            old = function.__code__
-            named = by_name.get(old.co_qualname, [])
-            new = by_place.get((old.co_qualname, old.co_firstlineno)) or (named[0] if len(named) == 1 else None)
-            if new is None or new.co_freevars != old.co_freevars:
-                continue
-            lines = {line for code in (*codes_in(old), *codes_in(new)) for *_, line in code.co_lines() if line}
-            spans.append((patched.file, new.co_firstlineno, bool(lines & patched.changed)))
-            swapped.append((function, old))
-            function.__code__ = new
+    found = list(codes_in(compile(patched.tree, patched.file, "exec", dont_inherit=True)))
+    count = Counter(code.co_qualname for code in found)
+    codes: Codes = {code.co_qualname: code for code in found if count[code.co_qualname] == 1}
+    codes |= {(code.co_qualname, code.co_firstlineno): code for code in found}
+    functions = [each for each in functions_of(patched.file) if not is_module(each.__code__)]
+    with swapped(functions, codes) as changed:
+        spans = []
+        for pair in changed:
+            lines = {line for code in pair for inner in codes_in(code) for *_, line in inner.co_lines() if line}
+            spans.append((patched.file, pair[1].co_firstlineno, bool(lines & patched.changed)))
         yield spans
-    finally:
-        for function, code in swapped:
-            function.__code__ = code
-
-
-def _functions(file: str) -> list[FunctionType]:
-    """The living functions of a file; the code of a whole module is none of them."""
-    functions = [each for each in gc.get_objects() if type(each) is FunctionType]
-    return [each for each in functions if each.__code__.co_filename == file and not is_module(each.__code__)]

@@ -14,7 +14,7 @@ import torch
 from torchmedic.observe.context import StepContext
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
-from torchmedic.source.live_frames import Stack, frames_of_traceback, point_of, stack_at, stack_of_traceback
+from torchmedic.source.live_frames import Stack, point_of, stack_at, stack_of_traceback
 from torchmedic.source.segment.cut import CannotCut, Segment, cut, loops_around, turn_around
 from torchmedic.source.syntax import is_module, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
@@ -123,7 +123,7 @@ def whole_step(stack: Stack, agent: StepContext) -> Step:
     """
     _refuse_launchers(stack)
     try:
-        return _through_backward(stack, agent)
+        return through_backward(stack, agent)
     except CannotCut:
         pass
     noted = _forward_lines(stack, agent)
@@ -195,38 +195,20 @@ def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int
     raise CannotCut("no frame of the step is left")
 
 
-def through_backward(tb: TracebackType | None, agent: StepContext) -> Step:
-    """The step that an exception ended before its backward, cut so that it gets there once the exception is cured."""
-    return _through_backward(frames_of_traceback(tb), agent)
+def through_backward(stack: Stack, agent: StepContext, *, by_library: bool = False) -> Step:
+    """The step as far as its backward, cut at the innermost frame that can be cut: it gets there once it is cured.
 
-
-def through_backward_of_library(tb: TracebackType | None, agent: StepContext) -> Step:
-    """The step as far as a library goes backward, where the library has called the model from the same function."""
-    why = CannotCut("no library has called the model")
-    stack = stack_of_traceback(tb)
-    noted = _forward_lines(stack, agent)
-    for frame, line, column in stack:
-        forward = noted.get(frame)
-        if forward is not None:
-            try:
-                return _cut(frame, (line, column), forward, agent, True, through=True)
-            except CannotCut as reason:
-                why = reason
-    raise why
-
-
-def on_to_backward(frame: FrameType | None, agent: StepContext) -> Step:
-    """The step that is running now, cut so that it goes on to its backward."""
-    return _through_backward(stack_at(frame), agent)
-
-
-def _through_backward(stack: Stack, agent: StepContext) -> Step:
-    """Cut the step at the innermost frame that can be cut; `stack` is innermost first."""
+    Args:
+        stack: Innermost first: of what is running, or of the exception that ended the step.
+        agent: What was noted of the step.
+        by_library: Whether a library has called the model and goes backward, both from the same function.
+    """
     why = CannotCut("there are no frames")
+    noted = _forward_lines(stack, agent) if by_library else {}
     for frame, line, column in stack:
-        if is_user_file(frame.f_code.co_filename):
+        if frame in noted if by_library else is_user_file(frame.f_code.co_filename):
             try:
-                return _cut(frame, (line, column), None, agent, True, through=True)
+                return _cut(frame, (line, column), noted.get(frame), agent, True, through=True)
             except CannotCut as reason:
                 why = reason
     raise why

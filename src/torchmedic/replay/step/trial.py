@@ -9,7 +9,7 @@ import gc
 import linecache
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -21,8 +21,11 @@ from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.live_frames import by_method_name, by_span
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import syntax_tree
 from torchmedic.source.user_code import relative
+
+Codes = dict[tuple[str, int] | str, CodeType]  # by qualified name and first line, or by name alone
 
 
 class Edit(NamedTuple):
@@ -63,7 +66,7 @@ def node_at(spot: Spot) -> tuple[ast.expr, Spot] | None:
     node = found[0] if found else by_method_name(tree).get((spot.line, spot.column))
     if node is None:
         return None
-    return node, Spot(spot.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, spot.function)
+    return node, spot_of_node(spot.file, node, spot.function)
 
 
 def edited(edit: Edit) -> tuple[str, str]:
@@ -98,6 +101,7 @@ def attempt(
     close_loss: float | None = None,
     same_values: bool = False,
     keep_graphs: bool = True,
+    accepts: Callable[[ReplayResult], bool] | None = None,
 ) -> Verdict:
     """Replay the step with an edited line. It passes if the step ends with a finite loss and finite gradients.
 
@@ -108,6 +112,7 @@ def attempt(
         close_loss: The same, where the cure may change it a little.
         same_values: Whether the elements of the expression that were finite must stay as they were, nearly.
         keep_graphs: Whether every backward keeps its graph, or only where the code says so.
+        accepts: What else must hold of the replay.
     """
     comparison = Comparison()
     compared = same_values and not _UNREPEATABLE.search(source_of(edit.spot))
@@ -120,13 +125,17 @@ def attempt(
         tree = ast.parse(source, edit.spot.file)
     except (CannotCut, SyntaxError, UnicodeError):
         return Verdict(False, "", "")
-    with comparison, _swapped(edit.spot, compile(tree, edit.spot.file, "exec", dont_inherit=True)):
+    module = compile(tree, edit.spot.file, "exec", dont_inherit=True)
+    codes: Codes = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(module)}
+    functions = [each for each in functions_of(edit.spot.file) if _holds(each, edit.spot.line)]
+    with comparison, swapped(functions, codes):
         played = step.again(tree if edit.spot.file == step.frame.f_code.co_filename else None, keep_graphs=keep_graphs)
     passed = (
         passes(played)
         and (same_loss is None or _close(played.loss, same_loss))
         and (close_loss is None or _close(played.loss, close_loss, 1e-2, 1e-3))
         and comparison.agreed
+        and (accepts is None or accepts(played))
     )
     result = describe(played)
     if not passed and passes(played):
@@ -189,20 +198,19 @@ def describe(played: ReplayResult) -> str:
 
 
 @contextlib.contextmanager
-def _swapped(spot: Spot, module: CodeType) -> Iterator[None]:
-    """Give every living function that holds the edited line its new code, for a while."""
-    new_codes = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(module)}
-    swapped: list[tuple[FunctionType, CodeType]] = []
+def swapped(functions: Iterable[FunctionType], codes: Codes) -> Iterator[list[tuple[CodeType, CodeType]]]:
+    """Give living functions new code for a while. Yields the old code and the new code of each."""
+    changed: list[tuple[FunctionType, CodeType]] = []
     try:
-        for function in _functions_of(spot.file, spot.line):
+        for function in functions:
             old = function.__code__
-            new = new_codes.get((old.co_qualname, old.co_firstlineno))
+            new = codes.get((old.co_qualname, old.co_firstlineno)) or codes.get(old.co_qualname)
             if new is not None and new.co_freevars == old.co_freevars:
-                swapped.append((function, old))
+                changed.append((function, old))
                 function.__code__ = new
-        yield
+        yield [(old, function.__code__) for function, old in changed]
     finally:
-        for function, code in swapped:
+        for function, code in changed:
             function.__code__ = code
 
 
@@ -214,16 +222,14 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
             yield from codes_in(constant)
 
 
-def _functions_of(file: str, line: int) -> list[FunctionType]:
-    found = []
-    for value in gc.get_objects():
-        if type(value) is FunctionType and value.__code__.co_filename == file:
-            code = value.__code__
-            lines = [number for *_, number in code.co_lines() if number is not None]
-            if lines and code.co_firstlineno <= line <= max(lines + _inner_lines(code)):
-                found.append(value)
-    return found
+def functions_of(file: str) -> list[FunctionType]:
+    """The living functions of a file."""
+    functions = [each for each in gc.get_objects() if type(each) is FunctionType]
+    return [each for each in functions if each.__code__.co_filename == file]
 
 
-def _inner_lines(code: CodeType) -> list[int]:
-    return [number for inner in codes_in(code) for *_, number in inner.co_lines() if number is not None]
+def _holds(function: FunctionType, line: int) -> bool:
+    """Whether the source of a function, functions in it included, holds a line."""
+    code = function.__code__
+    lines = [number for inner in codes_in(code) for *_, number in inner.co_lines() if number is not None]
+    return bool(lines) and code.co_firstlineno <= line <= max(lines)

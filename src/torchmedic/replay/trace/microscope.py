@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from torchmedic.replay.isolation.sandbox import ReplayTooLong
 from torchmedic.replay.trace.operations import Captured, Leaf, Op, Value, dense, geometry_of, overlap, storage_of
+from torchmedic.source.objects.graph import name_of
 from torchmedic.source.spots import Spot, Spots
 from torchmedic.source.user_code import is_user_file
 
@@ -116,7 +117,7 @@ class Microscope(TorchDispatchMode):
     def op_of(self, node: Any) -> Op | None:
         """The forward operation around which a node of the graph was built."""
         index = self._by_sequence.get((self._thread, node._sequence_nr()))
-        return self.ops[index] if index is not None and _same_operation(node.name(), self.ops[index].kind) else None
+        return self.ops[index] if index is not None and _same_operation(name_of(node), self.ops[index].kind) else None
 
     def read(self) -> None:
         """Fetch all magnitudes at once: the only wait for the device."""
@@ -147,7 +148,7 @@ class Microscope(TorchDispatchMode):
         index = len(self.ops)
         node = torch._C._current_autograd_node()
         spot, in_backward_code = self._spot(sys._getframe(1), node is not None)
-        op = Op(index, func._schema.name.removeprefix("aten::"), spot, node.name() if node is not None else "")
+        op = Op(index, func._schema.name.removeprefix("aten::"), spot, name_of(node) if node is not None else "")
         self.ops.append(op)
         # The node that is being built around this operation has the last number that was given out.
         self._by_sequence.setdefault((threading.get_ident(), _get_sequence_nr() - 1), index)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,10 +15,10 @@ from torch.utils._pytree import tree_iter
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.objects.containers import items
-from torchmedic.source.objects.graph import is_freed, nodes_behind, walk
+from torchmedic.source.objects.graph import following, is_counted, is_freed, nodes_behind, walk
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.spots import spot_of_frame
-from torchmedic.source.syntax import ADDING_METHODS, is_module
+from torchmedic.source.syntax import is_module
 from torchmedic.source.user_code import is_user_file
 
 _CONTAINERS = (list, tuple, dict, deque)
@@ -81,6 +80,18 @@ class Imports(Provenance):
     def is_old(self, tensor: torch.Tensor) -> bool:
         """Whether the graph of a tensor was there before the replay."""
         return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self._start
+
+    def edges_since(self, roots: Iterable[torch.Tensor]) -> int:
+        """The number of edges behind some roots on ways to weights, in what was made since this replay began."""
+        new = [node for node in nodes_behind(roots) if node._sequence_nr() >= self._start]
+        leading: set[Any] = set()  # nodes on such a way
+        edges = 0
+        for node in sorted(new, key=lambda node: node._sequence_nr()):  # each after the nodes behind it
+            behind = [after for after in following(node) if after in leading or not is_counted(after)]
+            edges += len(behind)
+            if behind:
+                leading.add(node)
+        return edges
 
     def behind_roots(self, roots: Iterable[torch.Tensor], frame: FrameType) -> list[Import]:
         """The old tensors behind some roots; a root that is old itself gets the variables of a frame."""
@@ -165,50 +176,3 @@ def _contains(value: Any, tensor: torch.Tensor, depth: int = 3) -> bool:
     if not depth or not isinstance(value, _CONTAINERS):
         return False
     return any(_contains(item, tensor, depth - 1) for _, item in items(value)[-_MAX_ITEMS:])
-
-
-def bindings_of(holder: GraphHolder, body: ast.AST, *, resets: bool = False) -> list[ast.stmt]:
-    """The statements in a piece of source that give a holder its value or an item; plain resets only if wanted."""
-    last = holder.name.rpartition(".")[2]
-    found: list[ast.stmt] = []
-    for statement in ast.walk(body):
-        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            if _binds(statement, last, holder) and (resets or not _is_reset(statement)):
-                found.append(statement)
-        elif isinstance(statement, ast.Expr) and _adds(statement.value, last):
-            found.append(statement)
-    return found
-
-
-def _binds(statement: ast.Assign | ast.AugAssign | ast.AnnAssign, name: str, holder: GraphHolder) -> bool:
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    for target in targets:
-        match target:
-            case ast.Subscript(slice=ast.Constant(value=key)) if holder.key is not None and key != holder.key:
-                continue  # another item
-        for node in ast.walk(target):
-            if holder.owner is not None and isinstance(node, ast.Attribute) and node.attr == name:
-                return True
-            if holder.owner is None and isinstance(node, ast.Name) and node.id == name:
-                return True
-    return False
-
-
-def _adds(node: ast.expr, name: str) -> bool:
-    match node:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=method)):
-            return owner == name and method in ADDING_METHODS
-    return False
-
-
-def _is_reset(statement: ast.Assign | ast.AugAssign | ast.AnnAssign) -> bool:
-    """`h = None`, `total = 0`, `h = torch.zeros(...)`: nothing that could carry a graph."""
-    if isinstance(statement, ast.AugAssign):
-        return False
-    value = statement.value
-    if value is None or isinstance(value, ast.Constant | ast.UnaryOp):
-        return True
-    if isinstance(value, ast.List | ast.Dict | ast.Tuple):
-        return not any(isinstance(node, ast.Name) for node in ast.walk(value) if isinstance(node, ast.Name))
-    name = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
-    return name in ("zeros", "ones", "zeros_like", "randn", "empty", "tensor", "list", "dict", "deque", "detach")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.replay.trace.microscope import Microscope, Op, Spot, storage_of
+from torchmedic.source.objects.graph import name_of
 from torchmedic.source.spots import user_spots
 
 
@@ -49,7 +50,7 @@ def watch_saved_tensors(scope: Microscope) -> Iterator[None]:
     def unpack(saved: Saved) -> torch.Tensor:
         if saved.tensor._version != saved.version:
             node: Any = torch._C._current_autograd_node()
-            raise Overwritten(saved, node.name() if node is not None else "")
+            raise Overwritten(saved, name_of(node) if node is not None else "")
         return saved.tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

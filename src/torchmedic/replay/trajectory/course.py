@@ -18,14 +18,13 @@ from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.microscope import Microscope, Op
-from torchmedic.replay.trajectory.around_replay import ending_at, stepping, taking, unscaled
 from torchmedic.replay.trajectory.change import AS_IT_WAS, Change, Gradients, are_finite, changed_gradients
 from torchmedic.replay.trajectory.loss_sign import LossSign, sign_of_loss
 from torchmedic.replay.trajectory.reduction import Reduction, reduction_of
 from torchmedic.replay.trajectory.repetition import EQUAL, SAME, difference_of, grow_alike
 from torchmedic.replay.trajectory.state import rewound, update, with_followers
 from torchmedic.replay.trajectory.terms import Term, terms_of, weakened
-from torchmedic.replay.trajectory.units import WAYS, Unit, Way, place_of
+from torchmedic.replay.trajectory.units import WAYS, Unit, Way, ending_at, place_of, stepping, taking, unscaled
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.numbers.state_copies import Copy, cloned
+from torchmedic.observe.numbers.windows import Copy, cloned
 from torchmedic.replay.isolation.torch_state import muted, set_version
 
 _GROWN = 10.0  # times the largest weight of then

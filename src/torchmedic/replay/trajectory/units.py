@@ -1,16 +1,23 @@
-"""The backward calls that are run again, and the ways to repeat one of them."""
+"""The backward calls that are run again, the ways to repeat one of them, and what is set up around its replay."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch.amp.grad_scaler import GradScaler
 
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
+from torchmedic.replay.isolation.torch_state import replaced
 from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
+from torchmedic.replay.step.runner import SegmentEnd
 from torchmedic.replay.step.step import Step
+from torchmedic.replay.trajectory.change import Gradients
 
 
 class Unit(NamedTuple):
@@ -117,3 +124,39 @@ WAYS: tuple[Way, ...] = (
     with_state_of_first_call,
     with_state_of_previous,
 )
+
+
+@contextlib.contextmanager
+def unscaled() -> Iterator[None]:
+    """Leave the factor of a GradScaler out: the updates were made with gradients that it had been taken from again."""
+    with replaced(GradScaler, "scale", lambda scaler, outputs: outputs):
+        yield
+
+
+def stepping(unit: Unit) -> Any:
+    """The optimizer whose update ends a step; None where the update is by hand or calls a closure."""
+    end = unit.call.ends[-1] if unit.is_update and unit.call.ends else None
+    return end.optimizer() if end is not None and end.code is not None else None
+
+
+@contextlib.contextmanager
+def ending_at(optimizer: Any) -> Iterator[None]:
+    """End a replay when an optimizer is to step: a function that is run as a whole goes on to other updates."""
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        raise SegmentEnd
+
+    with replaced(optimizer, "step", step) if optimizer is not None else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def taking(step: Step, taken: Gradients) -> Iterator[None]:
+    """Take the gradients of a replay, at the last moment at which they are there."""
+    try:
+        yield
+    finally:
+        trained = {id(tensor): tensor for tensor in [*step.runner.parameters, *step.runner.loose_leaves]}
+        for tensor in trained.values():
+            if tensor.grad is not None and tensor.grad.layout in (torch.strided, torch.sparse_coo):
+                taken.append((tensor, tensor.grad.detach().clone()))

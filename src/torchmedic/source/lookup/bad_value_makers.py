@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from torchmedic.records import Location, Role
 from torchmedic.source.bindings import ENTRY, assignments, header
-from torchmedic.source.live_frames import Frame, node_location
-from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.live_frames import Frame
+from torchmedic.source.lookup.origins import Origin, attribute_assignments
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.segment.cut import carried_names
 
 
-class Maker(NamedTuple):
-    """A statement, and what it gave its values to."""
-
-    file: str
-    node: ast.AST
-    name: str
-
-    def location(self, role: Role, label: str) -> Location:
-        return node_location(role, self.file, self.node, label)
-
-
-def maker_of(frames: list[Frame], tensor: torch.Tensor) -> Maker | None:
+def maker_of(frames: list[Frame], tensor: torch.Tensor) -> Origin | None:
     """The last assignment of a variable of the user's frames that holds the tensor, or shares memory with it.
 
     Then the only assignment of an attribute of such a variable that does.
@@ -42,12 +29,12 @@ def maker_of(frames: list[Frame], tensor: torch.Tensor) -> Maker | None:
         if shares_memory(value, tensor):
             made = [node for node in assignments(frame, name) if node is not ENTRY]
             if made:
-                return Maker(frame.file, header(made[-1]), name)
+                return Origin(frame.file, header(made[-1]), name)
     for _, _, owner in variables:
         for attr, value in attributes(owner, type(owner)):
             found = list(attribute_assignments(type(owner), attr)) if shares_memory(value, tensor) else []
             if len(found) == 1:
-                return Maker(found[0][0], found[0][1], f"self.{attr}")
+                return Origin(found[0][0], found[0][1], f"self.{attr}")
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,8 @@ from torch import nn
 from torchmedic.records import Location
 from torchmedic.source.bindings import assignment_before, assignments, binds, own_statements
 from torchmedic.source.live_frames import Frame, node_location
-from torchmedic.source.objects.parts import attributes
+from torchmedic.source.objects.parts import attributes, is_users
 from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, nodes_in, syntax_tree
-from torchmedic.source.user_code import is_user_file
 
 _CONTAINERS = frozenset("Sequential ModuleList ModuleDict ParameterList ParameterDict".split())
 
@@ -75,12 +73,8 @@ def given_modules(frames: list[Frame]) -> Iterator[nn.Module]:
     """The modules of the user's classes that variables of a library's frames hold: a Trainer may be the only holder."""
     for frame in reversed(frames):
         for value in () if frame.is_user else frame.variables.values():
-            if isinstance(value, nn.Module) and is_user_file(_file_of(type(value))):
+            if isinstance(value, nn.Module) and is_users(type(value)):
                 yield value
-
-
-def _file_of(kind: type) -> str:
-    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
 def built_below(root: nn.Module, path: str, kind: type) -> tuple[str, ast.expr] | None:

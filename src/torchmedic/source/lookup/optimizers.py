@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -99,13 +99,21 @@ def built_at(
     return None
 
 
-def chosen_at(built: Place, caller: Place | None) -> Place:
-    """The line that chose the parameters of an optimizer: the call of a function that takes all it is given."""
+def chosen_at(built: Place, caller: Place | None, left_out: Iterable[str] = ()) -> Place:
+    """The line that chose the parameters of an optimizer: the call of a function that takes all it is given.
+
+    Args:
+        built: The line that builds the optimizer.
+        caller: The line that calls the function around it.
+        left_out: Names of layers that the optimizer does not have. A function that was given one did not take all.
+    """
     function = innermost(syntax_tree(built.file), built.line, FUNCTIONS)
     if caller is None or not isinstance(function, FUNCTIONS):
         return built
     plain = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     given = {each.arg for each in (*plain, function.args.vararg) if each is not None and each.arg != "self"}
+    if any(name.partition(".")[0] in given for name in left_out):
+        return built
     owners: list[ast.expr] = []
     for node in ast.walk(function):
         match node:

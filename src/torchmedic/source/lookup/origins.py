@@ -11,10 +11,8 @@ import torch
 from torchmedic.records import Location, Role
 from torchmedic.source.bindings import (
     ENTRY,
-    assignment_before,
     assignments,
     binds,
-    function_body,
     header,
     own_statements,
     parameters,
@@ -22,16 +20,11 @@ from torchmedic.source.bindings import (
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, raising_call, read
 from torchmedic.source.lookup.layer_construction import (
-    _built_in_class,
-    _descend,
-    built_at,
     class_nodes,
     is_attribute_of,
-    module_path,
     own_names,
 )
 from torchmedic.source.lookup.safe_eval import mangled
-from torchmedic.source.syntax import syntax_tree
 
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 
@@ -197,22 +190,3 @@ def _registers(node: ast.expr, attr: str, names: frozenset[str]) -> bool:
         ):
             return owner in names and bool(own == attr)
     return False
-
-
-__all__ = [
-    "Call",
-    "Origin",
-    "_built_in_class",
-    "_descend",
-    "assignment_before",
-    "assignments",
-    "attribute_assignments",
-    "built_at",
-    "function_body",
-    "module_path",
-    "origin_of",
-    "own_statements",
-    "read",
-    "syntax_tree",
-    "user_argument",
-]

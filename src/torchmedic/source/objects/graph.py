@@ -19,6 +19,11 @@ _LEAF_NUMBER = 1 << 62  # autograd numbers leaves as if they were the newest nod
 FREED = "backward through the graph a second time"
 
 
+def name_of(node: Any) -> str:
+    """The name of a node. A custom Function may keep a value of its own as `ctx.name`, which hides the method."""
+    return str(type(node).name(node))
+
+
 def following(node: Any) -> list[Any]:
     """The nodes that a node hands its gradients to."""
     return [after for after, _ in node.next_functions if after is not None]

@@ -9,14 +9,13 @@ variable's object), or at the same variable of one enclosing function.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from torchmedic.records.inside import InsideView, LockView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
-from torchmedic.source.syntax import FUNCTIONS, has_line, own_nodes, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, has_line, own_nodes, syntax_tree, taken_at
 from torchmedic.supervise.proc import pyspy
 
 _PRIVATE = 0x80
@@ -31,9 +30,9 @@ class _Scope(NamedTuple):
     addresses: dict[str, int]
 
     @property
-    def own_nodes(self) -> Iterator[ast.AST]:
-        """The nodes of the function that the frame executes, without nested functions."""
-        return own_nodes(self.functions[0] if self.functions else self.tree)
+    def function(self) -> ast.AST:
+        """The function that the frame executes, or the module."""
+        return self.functions[0] if self.functions else self.tree
 
 
 def with_locks(inside: dict[int, InsideView], views: dict[int, ProcessView]) -> dict[int, InsideView]:
@@ -111,7 +110,7 @@ def _awaited(scope: _Scope, identities: dict[object, int], once: dict[tuple[str,
     """The lock that the line of the innermost frame waits for, if there is only one."""
     line = scope.frame.line
     found: list[ast.expr] = []
-    for node in scope.own_nodes:
+    for node in own_nodes(scope.function):
         if isinstance(node, ast.With | ast.AsyncWith):
             found += [item.context_expr for item in node.items if item.context_expr.lineno == line]
         elif (call := _call(node)) is not None and call[1:] == ("acquire", line):
@@ -120,19 +119,7 @@ def _awaited(scope: _Scope, identities: dict[object, int], once: dict[tuple[str,
 
 
 def _held(scope: _Scope, identities: dict[object, int], once: dict[tuple[str, str], int]) -> list[LockView]:
-    line = scope.frame.line
-    taken: list[tuple[ast.expr, int]] = []
-    acquired: dict[str, tuple[ast.expr, int]] = {}
-    for node in sorted(scope.own_nodes, key=lambda each: getattr(each, "lineno", 0)):
-        if isinstance(node, ast.With) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
-            taken += [(item.context_expr, node.lineno) for item in node.items if item.context_expr.lineno < line]
-        elif (call := _call(node)) is not None and call[2] < line:
-            lock, method, at = call
-            if method == "acquire":
-                acquired[ast.unparse(lock)] = (lock, at)
-            elif method == "release":
-                acquired.pop(ast.unparse(lock), None)
-    views = (_view(node, scope, at, identities, once) for node, at in [*taken, *acquired.values()])
+    views = (_view(node, scope, at, identities, once) for node, at in taken_at(scope.function, scope.frame.line))
     return [view for view in views if view is not None]
 
 

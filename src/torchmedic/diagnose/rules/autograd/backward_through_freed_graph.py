@@ -14,13 +14,14 @@ keeps the graphs of old steps alive too.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchmedic.diagnose.cures.edits import Candidate, called, rewritten
-from torchmedic.diagnose.cures.graph_edits import detached_in, uses_in
+from torchmedic.diagnose.cures.graph_edits import detached_in, reads_before, uses_in
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._two_losses import TwoLosses, for_others, own_spot, shared_by_both
@@ -82,7 +83,7 @@ def _replayed(failure: BackwardFailure) -> Draft | None:
             if draft is not None:
                 return draft
         failure.step = narrow
-    return _carried(failure, imports, old, alone=alone)
+    return _carried(failure, imports, played, old, alone=alone)
 
 
 def _only_way_to_weights(roots: Sequence[Any], old: list[Import]) -> bool:
@@ -116,7 +117,13 @@ def _looked_at(failure: BackwardFailure) -> tuple[Imports, ReplayResult, list[Im
 
 
 def _carried(
-    failure: BackwardFailure, imports: Imports, old: list[Import], *, repeated: bool = False, alone: bool = False
+    failure: BackwardFailure,
+    imports: Imports,
+    played: ReplayResult,
+    old: list[Import],
+    *,
+    repeated: bool = False,
+    alone: bool = False,
 ) -> Draft | None:
     """A variable brings the graph of an earlier step in; or of an earlier turn of a loop that repeats only backward."""
     carriers = [(found, carrier) for found in old if (carrier := carrier_of(failure, imports, found)) is not None]
@@ -126,9 +133,19 @@ def _carried(
     trials = GraphTrials(failure)
     treated = None
     if made.in_loop and not repeated and not alone:
-        title = f"detach `{name}` where the next step takes it over"
-        candidates = ((title, edit) for edit in _detached(found))
-        treated = trials.first(candidates, same_loss=False, keep_graphs=False, safety="changes-training")
+        whole = imports.edges_since(played.backward_calls[-1].roots)
+        options: dict[str, Any] = {
+            "same_loss": False,
+            "keep_graphs": False,
+            "safety": "changes-training",
+            # Detached in each turn of a loop, it would cut the step itself as well.
+            "accepts": lambda trial: imports.edges_since(trial.backward_calls[-1].roots) >= whole,
+        }
+        with _replaced(found, name):
+            treated = trials.first(_stored(name, made), **options)
+        if treated is None:
+            title = f"detach `{name}` where the next step takes it over"
+            treated = trials.first(((title, edit) for edit in _detached(found)), **options)
     is_item = any(each.name == name and each.is_item for each in found.holders)
     filled = _filled_only(name, made) if treated is None and is_item and not repeated else None
     freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
@@ -179,10 +196,39 @@ def _uses(found: Import) -> list[Spot]:
     return [holder.spot for holder in found.holders]
 
 
+@contextlib.contextmanager
+def _replaced(found: Import, name: str) -> Iterator[None]:
+    """The attribute without its graph, as the step before would have left it with the cure."""
+    holder = next((each for each in found.holders if each.name == name and each.owner and not each.is_item), None)
+    if holder is None:
+        yield
+        return
+    attribute = name.rpartition(".")[2]
+    before = getattr(holder.owner, attribute)
+    setattr(holder.owner, attribute, found.tensor.detach())
+    try:
+        yield
+    finally:
+        setattr(holder.owner, attribute, before)
+
+
+def _stored(name: str, made: Filler) -> Iterator[Candidate]:
+    """The statement that gives an attribute its value, without the graph."""
+    node = made.node
+    if isinstance(node, ast.Assign) and "." in name and len(node.targets) == 1 and ast.unparse(node.targets[0]) == name:
+        text = f"{called(rewritten(made.file, node.value), node.value)}.detach()"
+        yield f"detach `{name}` where it is kept", Edit(spot_of_node(made.file, node.value), text)
+
+
 def _detached(found: Import) -> Iterator[Edit]:
-    """The tensor detached at its use, first where it is carried, then in functions that were only given it."""
+    """The tensor detached at its use, first where it is carried, then in functions that were only given it.
+
+    A function may read an attribute into a variable of its own: then it is detached there.
+    """
     for holder in sorted(found.holders, key=lambda holder: holder.is_passing):
-        yield from detached_in(holder.spot, holder.name, is_item=holder.is_item)
+        spots = [holder.spot, *(reads_before(holder.spot, holder.name) if holder.owner is not None else [])]
+        for spot in spots:
+            yield from detached_in(spot, holder.name, is_item=holder.is_item)
 
 
 def _again(found: Import, name: str, made: Filler, title: str) -> Iterator[Candidate]:
@@ -214,7 +260,7 @@ def _same_step(failure: BackwardFailure, imports: Imports, played: ReplayResult)
         assert last.spot is not None
         if any(_unscaled(root) is _unscaled(other) for root in last.roots for other in call.roots):
             if call.stack == last.stack:
-                return _carried(failure, imports, _as_imports(played, last), repeated=True)
+                return _carried(failure, imports, played, _as_imports(played, last), repeated=True)
             draft = check.draft(failure.evidence, "proven", _MESSAGE, "backward is called twice on the same loss")
             draft.at(own_spot(last, call).location("cause", "the same loss again"))
             draft.at(own_spot(call, last).location("origin", "the first time"))

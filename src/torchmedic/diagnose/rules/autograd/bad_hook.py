@@ -30,7 +30,7 @@ from torchmedic.source.lookup.layers import roots
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.returns import code_of, with_return_line
 from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.syntax import has_line, syntax_tree
+from torchmedic.source.syntax import first_line, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 Blamed = tuple[Callable[..., Any] | None, Any, Any, int]
@@ -154,8 +154,9 @@ def _returned(
     code = code_of(hook)
     if code is None or not is_user_file(code.co_filename):
         return None
-    tree = syntax_tree(code.co_filename) or ast.Module([], [])
-    for node in _functions(tree, code.co_firstlineno):
+    for node in nodes_in(syntax_tree(code.co_filename)):
+        if not isinstance(node, ast.FunctionDef | ast.Lambda) or first_line(node) != code.co_firstlineno:
+            continue
         if isinstance(node, ast.Lambda):
             return node_location("cause", code.co_filename, node.body, "a lambda returns what it computes")
         returns = [part for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
@@ -165,16 +166,6 @@ def _returned(
             return node_location("cause", code.co_filename, chosen[0], label)
         return head_location("cause", code.co_filename, node, "returned from here")
     return None
-
-
-def _functions(tree: ast.Module, line: int) -> Iterator[ast.FunctionDef | ast.Lambda]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and node.lineno == line:
-            yield node
-        elif isinstance(node, ast.FunctionDef):
-            first = min([node.lineno, *(part.lineno for part in node.decorator_list)])
-            if first == line:
-                yield node
 
 
 def _too_soon(evidence: RaisedEvidence) -> Draft:

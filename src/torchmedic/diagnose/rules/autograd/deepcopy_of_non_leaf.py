@@ -22,6 +22,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.syntax import nodes_in
 
 
 @rule("TM124", "deepcopy-of-non-leaf")
@@ -32,11 +33,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         (frame.variables.get("self") for frame in reversed(evidence.frames) if frame.function == "__deepcopy__"), None
     )
     owner, attribute = _attribute(evidence)
-    name = f"`{type(owner).__name__}.{attribute}`" if attribute else "a tensor"
+    key, entry = ("", None) if attribute else _entry(evidence)
+    name = f"`{type(owner).__name__}.{attribute}`" if attribute else f"the entry {key!r}" if key else "a tensor"
     draft = check.draft(evidence, "proven" if isinstance(tensor, torch.Tensor) and not tensor.is_leaf else "likely")
     draft.message = f"{name} still carries its history and cannot be copied"
     draft.cause = "a tensor that was computed from others hangs on a graph, which cannot be copied"
-    place = _kept(owner, attribute)
+    place = _kept(owner, attribute) or entry
     draft.at(place, *evidence.at_user_line("surfaced" if place is not None else "cause", "copied here"))
     if isinstance(tensor, torch.Tensor):
         draft.because(f"it has shape {shape(tensor)} and was made by `{type(tensor.grad_fn).__name__}`")
@@ -45,7 +47,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
             f"keep it without its history: `self.{attribute} = ....detach()`, or copy the `state_dict()` instead"
         )
     else:
-        draft.help("copy `x.detach().clone()` instead")
+        draft.help(f"put `.detach()` of it into the dict as {key!r}" if key else "copy `x.detach().clone()` instead")
     return draft
 
 
@@ -62,6 +64,20 @@ def _attribute(evidence: RaisedEvidence) -> tuple[Any, str]:
         if frame.function == "_deepcopy_dict" and isinstance(key, str) and owner is not None and key in vars(owner):
             return owner, key
     return None, ""
+
+
+def _entry(evidence: RaisedEvidence) -> tuple[str, Location | None]:
+    """The key of the dict that `deepcopy` was at, and the value that a call of the user's gave it."""
+    frames = [frame for frame in evidence.frames if frame.function == "_deepcopy_dict"]
+    key = frames[-1].variables.get("key") if frames else None
+    if not isinstance(key, str):
+        return "", None
+    for frame in reversed(evidence.frames):
+        for node in nodes_in(frame.node) if frame.is_user else ():
+            for name, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
+                if isinstance(name, ast.Constant) and name.value == key:
+                    return key, node_location("cause", frame.file, value, "put in with its history here")
+    return key, None
 
 
 def _kept(owner: Any, attribute: str) -> Location | None:

@@ -2,31 +2,41 @@
 
 What: a view shares the memory of another tensor. To differentiate a write through a view, autograd must know how the
 view was made. It does not know this for the outputs of `unbind`, `split` and `chunk`, for a view made under
-`torch.no_grad()` and for a view that a custom Function returns, so it raises an error.
+`torch.no_grad()` and for a view that a custom Function returns, so it raises an error. A module with a full backward
+hook returns such a view.
 
 Why: `for row in x: row.mul_(...)`, `a, b = x.chunk(2); a += 1`, a slice taken inside `no_grad()` and changed outside,
-or a custom Function that returns its input. Changing the whole tensor in place after it was split is the same mistake.
+a custom Function that returns its input, or `nn.ReLU(inplace=True)` after a layer with a hook. Changing the whole
+tensor in place after it was split is the same mistake.
 
 Cure: make the operation out of place, index the tensor itself (`x[i]`), or return a clone from the Function.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.cures.edits import out_of_place
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._inplace_call import elsewhere, name_of, raising_spot, target_of
+from torchmedic.diagnose.rules.autograd._inplace_source import built_inplace
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.replay.trace.microscope import Microscope, Spot
 from torchmedic.replay.trace.provenance import Provenance
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.syntax import callee, calls_in
+from torchmedic.source.user_variables import user_trees
 
+_REGISTERS = "register_full_backward_hook"
 _KINDS = (
     ("returns multiple views", "the view is one of several that one operation returned"),
     ("no_grad mode", "the view was made under `torch.no_grad()`"),
@@ -46,6 +56,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if evidence.says("its base or another view of its base"):
         return _base_written(evidence, failure, why)
     target = target_of(evidence)
+    hooked = _of_hooked_module(evidence, failure, target.tensor if target is not None else None)
+    if hooked is not None:
+        return hooked
     tensor = target.tensor if target is not None else None
     is_view = tensor is not None and tensor._is_view()
     draft = check.draft(evidence, "proven" if is_view else "likely")
@@ -57,6 +70,43 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.because(f"it has shape {shape(tensor)} and is a view of a tensor of shape {shape(tensor._base)}")
     treated = GraphTrials(failure, None).first(elsewhere(raising_spot(evidence)))
     return draft.treat(treated, otherwise=_advice(evidence))
+
+
+def _of_hooked_module(evidence: RaisedEvidence, failure: StepFailure, tensor: torch.Tensor | None) -> Draft | None:
+    """A module with a full backward hook gives a view of its result, so that the hook sees the gradient."""
+    node = tensor.grad_fn if tensor is not None else None
+    if node is None or not type(node).__name__.startswith("BackwardHookFunction"):
+        return None
+    layer = next((frame.module for frame in reversed(evidence.frames) if frame.module is not None), None)
+    layer = layer if getattr(layer, "inplace", False) is True else None
+    built = built_inplace(evidence.frames, layer)
+    draft = check.draft(evidence, "proven")
+    draft.message = "the result of a module with a full backward hook is written to in place"
+    draft.cause = "the hook makes the result a view, and autograd does not follow a write to such a view"
+    if built is not None:
+        draft.at(msgspec.structs.replace(built, role="cause", label="writes to its input in place"))
+    draft.at(*evidence.at_user_line("surfaced" if built is not None else "cause", "written to in place"))
+    draft.at(_registered(evidence))
+    trials = GraphTrials(failure, None)
+    if layer is None:
+        return draft.treat(trials.first(elsewhere(raising_spot(evidence))), otherwise="make the operation out of place")
+    advice = f"build the `{type(layer).__name__}` with `inplace=False`"
+    return draft.treat(trials.under(lambda: _out_of_place(layer), advice), otherwise=advice)
+
+
+@contextlib.contextmanager
+def _out_of_place(layer: torch.nn.Module) -> Iterator[None]:
+    layer.inplace = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        layer.inplace = True  # type: ignore[assignment]
+
+
+def _registered(evidence: RaisedEvidence) -> Location | None:
+    """The only call of the user's that registers a full backward hook."""
+    calls = [(file, node) for file, tree in user_trees() for node in calls_in(tree) if callee(node) == _REGISTERS]
+    return node_location("origin", *calls[0], "the hook is registered here") if len(calls) == 1 else None
 
 
 def _advice(evidence: RaisedEvidence) -> str:

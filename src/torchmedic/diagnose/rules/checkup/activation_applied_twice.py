@@ -1,13 +1,15 @@
-"""The model ends in a softmax or sigmoid, and the loss applies it again.
+"""The model ends in a softmax or sigmoid, and the loss applies it again, or takes the logarithm of it.
 
 What: `cross_entropy` was given the result of a softmax, or `binary_cross_entropy_with_logits` the result of a sigmoid.
+Or `nll_loss` or `kl_div` was given the result of a softmax, or a distribution was given it as `logits`.
 
-Why: both losses take *scores* and apply the activation themselves. Probabilities are between 0 and 1, and the second
-activation flattens them: with ten classes the highest possible probability is 0.23. The loss cannot approach 0,
-gradients are small, and training is slow or makes no progress, without any error.
+Why: the first two losses take *scores* and apply the activation themselves. Probabilities are between 0 and 1, and the
+second activation flattens them: with ten classes the highest possible probability is 0.23. The loss cannot approach 0,
+gradients are small, and training is slow or makes no progress, without any error. `nll_loss` and `kl_div` take
+*logarithms* of probabilities. Given probabilities they are no likelihood and no divergence, and may be below 0.
 
 Cure: let the model return scores, without the activation. Apply the activation only where probabilities are needed,
-when predicting.
+when predicting. For `nll_loss` and `kl_div`, use `log_softmax` instead of the softmax.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import activation_of
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
+from torchmedic.observe.checkup.policy_terms import probabilities_as_logits
 
+_OF_LOGARITHMS = ("nll_loss", "kl_div")
 _NAMES = {"SoftmaxBackward": "softmax", "SigmoidBackward": "sigmoid"}
 
 
@@ -30,13 +34,20 @@ def check(evidence: CheckUp) -> Draft | None:
             node = activation_of(graph, call)
             if node is not None and _is_doubled(call, node):
                 return _diagnosis(evidence, graph, call, node)
+        for softmax, normalised in probabilities_as_logits(graph):
+            return _as_logits(evidence, graph, softmax, normalised)
     return None
 
 
 def _is_doubled(call: LossCall, node: Node) -> bool:
     if call.name == "binary_cross_entropy_with_logits":
         return bool(node.kind == "SigmoidBackward")
-    if call.name != "cross_entropy" or node.kind != "SoftmaxBackward" or node.shape is None or node.dim is None:
+    if (
+        call.name not in ("cross_entropy", *_OF_LOGARITHMS)
+        or node.kind != "SoftmaxBackward"
+        or node.shape is None
+        or node.dim is None
+    ):
         return False
     if len(call.shape) < 2:
         return False
@@ -48,9 +59,28 @@ def _is_doubled(call: LossCall, node: Node) -> bool:
     return dim == len(node.shape) - 1 and node.shape[dim] == classes and classes > 1
 
 
+def _as_logits(evidence: CheckUp, graph: LossGraph, softmax: Node, normalised: Node) -> Draft:
+    draft = check.draft(evidence, "proven")
+    draft.message = "a distribution is given probabilities as `logits`, and applies a softmax to them a second time"
+    draft.cause = "the model returns the result of a softmax where `logits` takes scores"
+    draft.at(evidence.of_node("origin", softmax, "gives probabilities"))
+    draft.at(evidence.of_node("cause", normalised, "takes them for scores"))
+    draft.because("probabilities differ by 1 at most, so no outcome is ever much more likely than another")
+    draft.help("pass them as `probs`, or take the softmax out of the model", safety="changes-training")
+    return draft.about(step=graph.step).rated("warning")
+
+
 def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Draft:
     name = _NAMES[node.kind]
     draft = check.draft(evidence, "proven")
+    if call.name in _OF_LOGARITHMS:
+        draft.message = f"`{call.name}` is given probabilities, and takes their logarithms"
+        draft.cause = f"a softmax gives probabilities where `{call.name}` takes the result of `log_softmax`"
+        draft.at(evidence.of_node("cause", node, "gives probabilities, not their logarithms"))
+        draft.at(evidence.at("surfaced", call.sites, "takes logarithms of probabilities"))
+        draft.because("without the logarithm, a wrong class costs next to nothing, however sure the model is of it")
+        draft.help("use `log_softmax` instead of the softmax", safety="changes-training")
+        return draft.about(step=graph.step).rated("warning")
     draft.message = f"`{call.name}` is given the result of a {name}, and applies it a second time"
     draft.cause = f"the model returns probabilities where `{call.name}` takes scores"
     draft.at(evidence.of_node("cause", node, f"gives probabilities: the loss applies its own {name}"))

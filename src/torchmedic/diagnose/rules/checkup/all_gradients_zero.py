@@ -53,6 +53,10 @@ _KINDS = {
 }
 
 
+_SAME = 1e-5  # of the norm of a matrix
+_ROUNDING = ("RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward")
+
+
 @rule("TM635", "all-gradients-zero")
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
@@ -63,10 +67,48 @@ def check(evidence: CheckUp) -> Draft | None:
         is_zero = not all(root.value for root in seen[-1].roots)
         if all(shut) and (not is_zero or evidence.is_enough(len(seen), _MIN_LOOKS_AT_ZEROS)):
             return _diagnosis(evidence, seen[-1], shut[-1])
+        flat = [_behind_flat(evidence, other) for other in seen]
+        if flat[-1] is not None and all(flat):
+            return _of_flat(evidence, seen[-1], *flat[-1])
         products = [zero_product(other) for other in seen]
         if len(seen) >= _MIN_LOOKS_AT_ZEROS and products[-1] is not None and all(products):
             return _of_zeros(evidence, seen[-1], products[-1])
     return None
+
+
+def _behind_flat(evidence: CheckUp, graph: LossGraph) -> tuple[Node, torch.Tensor] | None:
+    """An operation whose derivative is 0 everywhere, and a trained weight that the loss reaches only through such."""
+    flat = [node for node in graph.gates() if node.closed and node.kind in _ROUNDING]
+    if not flat or not graph.complete:
+        return None
+    trained = {id(tensor) for tensor in evidence.optimized}
+    reached = {id(tensor) for tensor in graph.leaves_reached(without=flat)}
+    for node in flat:
+        for tensor in graph.leaves_below(node.number):
+            if id(tensor) in trained and id(tensor) not in reached and _is_still(evidence, tensor):
+                return node, tensor
+    return None
+
+
+def _is_still(evidence: CheckUp, tensor: torch.Tensor) -> bool:
+    """Whether updates have only scaled a matrix since, as weight decay does: no other loss trains it."""
+    old = next((value for each, value in evidence.past.pairs() if each is tensor), None) if evidence.past else None
+    if old is None or tensor.dim() < 2 or old.device != tensor.device:
+        return False
+    old, now = old.detach().double(), tensor.detach().double()
+    scaled = old * ((now * old).sum() / (old * old).sum().clamp(min=1e-30))
+    return bool((now - scaled).norm() <= _SAME * now.norm())
+
+
+def _of_flat(evidence: CheckUp, graph: LossGraph, node: Node, tensor: torch.Tensor) -> Draft:
+    kind, why = _KINDS[node.kind]
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the gradient of `{evidence.name_of(tensor) or 'a weight'}` is exactly 0, so it never changes"
+    draft.cause = f"the loss reaches it only through `{kind}`, which {why}"
+    draft.at(evidence.of_node("cause", node, why))
+    draft.because(f"seen in {len(evidence.of_line(graph))} steps that were looked at")
+    draft.help(f"leave `{kind}` out in training", safety="changes-training")
+    return draft.about(step=graph.step)
 
 
 def _of_zeros(evidence: CheckUp, graph: LossGraph, found: ZeroProduct) -> Draft:

@@ -15,7 +15,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.observe.checkup.mixed_dimensions import layers_with_wrong_layout, mixing_views
+from torchmedic.observe.checkup.mixed_dimensions import layers_with_wrong_layout, mixing_views, takes_last
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import calls_in
@@ -37,6 +37,9 @@ def check(evidence: CheckUp) -> Draft | None:
             return draft.about(step=graph.step).rated("warning")
         for layer, node in layers_with_wrong_layout(graph):
             examples, positions = (node.shape or (0, 0))[:2]
+            is_drawn = examples in evidence.drawn
+            if not is_drawn and not (isinstance(layer, torch.nn.RNNBase) and takes_last(graph, node)):
+                continue  # the first dimension may be time, with a target for each step
             kind = type(layer).__name__
             is_copied = isinstance(layer, torch.nn.MultiheadAttention)
             draft = check.draft(evidence, "possible")  # sizes alone do not tell examples from steps
@@ -46,7 +49,12 @@ def check(evidence: CheckUp) -> Draft | None:
             )
             built = (_encoder_layer() if is_copied else None) or evidence.built("cause", layer, "batch_first=False")
             draft.at(built or evidence.of_node("cause", node, "given here"))
-            draft.because(f"the loss compares {examples} rows with targets, so these are probably the examples")
+            draft.because(
+                f"the {examples} rows were drawn at random, so they have no order"
+                if is_drawn
+                else "the last element of the second dimension is used, as the last step of a sequence is",
+                f"the loss compares {examples} rows with targets, so these are probably the examples",
+            )
             draft.help("build the layer with `batch_first=True`", safety="changes-training")
             return draft.about(step=graph.step).rated("warning")
     return None

@@ -1,13 +1,15 @@
 """Class scores are normalised over the batch or the positions, and the loss takes them as normalised over the classes.
 
 What: `nll_loss` or `cross_entropy` was given the result of a `softmax` or `log_softmax` over another dimension than the
-dimension of the classes, which is dimension 1. Or attention weights are normalised over the examples of a batch.
+dimension of the classes, which is dimension 1. Or attention weights are normalised over the examples of a batch. Or
+`nll_loss` was given scores that are not normalised at all.
 
 Why: with `dim=0` the probabilities of one class add up to 1 over the batch, so the examples of a batch compete with
 each other. The loss does not fall when the right class gets a higher score than the others, and the result depends on
 what else is in the batch. Without `dim`, torch guesses 0 for a tensor of three dimensions. No error is raised.
 
-Cure: normalise over the classes: `dim=1`, or `dim=-1` for a tensor of shape (batch, classes).
+Cure: use `cross_entropy` for scores. Normalise over the classes: `dim=1`, or `dim=-1` for a tensor of shape
+(batch, classes).
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
-from torchmedic.observe.checkup.normalisations import attention_over_batch, wrongly_normalised
+from torchmedic.observe.checkup.normalisations import (
+    attention_over_batch,
+    not_normalised,
+    wrongly_normalised,
+)
 
 
 @rule("TM644", "normalised-over-wrong-dimension")
@@ -26,7 +32,20 @@ def check(evidence: CheckUp) -> Draft | None:
             return _diagnosis(evidence, graph, call, node, classes)
         for node in attention_over_batch(graph):
             return _of_attention(evidence, graph, node)
+        for call, node in not_normalised(graph):
+            return _of_scores(evidence, graph, call, node)
     return None
+
+
+def _of_scores(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Draft:
+    draft = check.draft(evidence, "proven")
+    draft.message = "`nll_loss` is given scores that are not normalised, so the loss has no lower bound"
+    draft.cause = "`nll_loss` wants logarithms of probabilities, and was given the result of a layer as it is"
+    draft.at(evidence.at("cause", call.sites, "wants the result of `log_softmax`"))
+    draft.at(evidence.of_node("origin", node, "makes the scores"))
+    draft.because(f"the scores have the shape {list(call.shape)}, and no `log_softmax` lies between layer and loss")
+    draft.help("use `cross_entropy`, or give the loss `log_softmax(scores, dim=1)`", safety="changes-training")
+    return draft.about(step=graph.step).rated("warning")
 
 
 def _of_attention(evidence: CheckUp, graph: LossGraph, node: Node) -> Draft:

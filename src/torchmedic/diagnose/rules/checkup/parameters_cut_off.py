@@ -88,7 +88,8 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
     """Layers with the values of their constructors that run under `no_grad` only, before layers that are trained.
 
     A layer that was loaded or copied may be kept as it is on purpose, and a random network may give a target. A `with`
-    block that was written around a layer is on purpose, too; a decorator may have been meant for another use.
+    block that was written around a layer is on purpose, too; a decorator may have been meant for another use. An
+    optimizer that has nothing but such layers steps for nothing: then none of its layers is meant to be kept.
     """
     if unreached.thawed:
         return None
@@ -97,7 +98,7 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
         calls = [(layer, unreached.cuts.call_of(layer)) for _, _, layer in evidence.owners(tensor)]
         is_new = tensor._version == WRITES_OF_CONSTRUCTOR and tensor.dim() > 1
         for layer, called in calls[:1]:
-            is_fed = is_new and layer.training and unreached.cuts.feeds_trained(layer)
+            is_fed = is_new and layer.training and (unreached.has_whole or unreached.cuts.feeds_trained(layer))
             if called is not None and not called.with_gradient and is_fed:
                 found.append((tensor, called))
     if not found:
@@ -105,7 +106,7 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
     lost = [tensor for tensor, _ in found]
     sites = found[0][1].sites
     switched = evidence.switched_off(sites)
-    is_meant = switched is None or switched.code.lstrip().startswith("with ")
+    is_meant = switched is None or (switched.code.lstrip().startswith("with ") and not unreached.has_whole)
     checkpoint = next((site for site in sites if is_meant and call_at(spot_of(site), *_CHECKPOINTS)), None)
     if (is_meant and checkpoint is None) or _is_copy_of_other(evidence, lost, missing):
         return None
@@ -117,7 +118,8 @@ def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[in
     draft.at(switched, evidence.at("surfaced", found[0][1].sites, "is called with gradients switched off"))
     draft.because(
         f"no gradient in {unreached.steps} steps: {listed([f'`{evidence.name_of(tensor)}`' for tensor in lost])}",
-        "layers that are trained are given their results",
+        "the optimizer has no other parameters, and steps" if unreached.has_whole else "",
+        "layers that are trained are given their results" if not unreached.has_whole else "",
     )
     draft.help("run these layers with gradients if they are to learn; else leave them out of the optimizer")
     return draft.about(step=unreached.steps).rated("warning")
@@ -139,7 +141,7 @@ def _checkpointed(
 
 def _is_copy_of_other(evidence: CheckUp, lost: list[torch.Tensor], missing: dict[int, torch.Tensor]) -> bool:
     """Whether a module with these parameters has a twin that is trained: a target network, copied now and then."""
-    wanted = {id(tensor) for tensor in lost}
+    wanted, optimized = {id(tensor) for tensor in lost}, {id(tensor) for tensor in evidence.optimized}
     modules = [module for model in evidence.models for module in model.modules()]
     modules += evidence.models
     shapes = {id(module): [tuple(tensor.shape) for tensor in module.parameters()] for module in modules}
@@ -148,7 +150,7 @@ def _is_copy_of_other(evidence: CheckUp, lost: list[torch.Tensor], missing: dict
         if not own or not wanted.issubset(own) or not all(key in missing for key in own):
             continue
         for other in modules:
-            trained = not any(id(tensor) in missing for tensor in other.parameters())
+            trained = all(id(tensor) in optimized and id(tensor) not in missing for tensor in other.parameters())
             alike = type(other) is type(module) and shapes[id(other)] == shapes[id(module)]
             if trained and alike and _is_whole(module):
                 return True

@@ -46,23 +46,29 @@ def check(evidence: CheckUp) -> Draft | None:
             found = unread or _never_named(model, name)
             if found is not None:
                 return _diagnosis(evidence, tensor, *found)
-    discarded = _discarded_sum() if missing else None
-    if discarded is not None and id(missing[0]) not in cut_off and evidence.name_of(missing[0]):
-        return _diagnosis(
-            evidence, missing[0], discarded, "a sum with its result is computed and thrown away", "likely"
-        )
+    called = [tensor for tensor in missing if id(tensor) not in cut_off and _is_called(evidence, tensor)]
+    discarded = _discarded_sum() if called else None
+    if discarded is not None:
+        return _diagnosis(evidence, called[0], discarded, "a sum with its result is computed and thrown away", "likely")
     return None
 
 
+def _is_called(evidence: CheckUp, tensor: torch.Tensor) -> bool:
+    """Whether the layer of a parameter has computed something."""
+    cuts = evidence.unreached.cuts if evidence.unreached is not None else None
+    found = [cuts.call_of(layer) for _, _, layer in evidence.owners(tensor)] if cuts is not None else []
+    return any(call is not None and call.with_gradient for call in found)
+
+
 def _discarded_sum() -> Location | None:
-    """The only statement of a function or loop that computes a sum or product and does nothing with it."""
+    """The only statement of a function or loop that adds a term, read nowhere else, and does nothing with the sum."""
     found = {
         (file, node.lineno): node
         for file, tree in user_trees()
         for block in nodes_in(tree)
         if isinstance(block, FUNCTIONS | ast.For | ast.While)
         for node in ast.walk(block)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.BinOp)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.BinOp) and _has_lost_term(node, block)
     }
     place = next(iter(found), None)
     return (
@@ -70,6 +76,12 @@ def _discarded_sum() -> Location | None:
         if len(found) == 1 and place
         else None
     )
+
+
+def _has_lost_term(statement: ast.Expr, block: ast.AST) -> bool:
+    """Whether a name in a statement is read nowhere else around it."""
+    reads = [node.id for node in ast.walk(block) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    return any(isinstance(node, ast.Name) and reads.count(node.id) == 1 for node in ast.walk(statement))
 
 
 def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location, str] | None:

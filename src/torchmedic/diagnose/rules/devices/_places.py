@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from types import FrameType
 
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.device import cuda_start
 from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, place
-from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_code import is_user_file, user_frame
 
 
 def raised_at(evidence: RaisedEvidence, label: str) -> tuple[Location, ...]:
@@ -37,12 +36,8 @@ def worker_of(evidence: RaisedEvidence) -> Loading | None:
 def started_at(evidence: RaisedEvidence, label: str) -> Location | None:
     """The user's line that forked this process: its frames are still on the stack of the child."""
     first = evidence.frames[0].live if evidence.frames else None
-    frame: FrameType | None = first.f_back if first is not None else None
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return Frame(frame, frame.f_lasti, frame.f_lineno).location("origin", label)
-        frame = frame.f_back
-    return None
+    frame = user_frame(first.f_back if first is not None else None)
+    return Frame(frame, frame.f_lasti, frame.f_lineno).location("origin", label) if frame is not None else None
 
 
 _LINE = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.M)

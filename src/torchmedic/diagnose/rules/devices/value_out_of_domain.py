@@ -26,6 +26,7 @@ from torchmedic.diagnose.words.tensors import count, made_here
 from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.replay.trace.values import Strays, number, readable, span, where
+from torchmedic.source.objects.graph import name_of
 
 _WITH_SCORES = "BCEWithLogitsLoss"
 _PROBABILITY = "between 0 and 1"
@@ -77,7 +78,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 
 def _advise(draft: Draft, domain: Domain, cures: RangeCures) -> None:
-    made_by = domain.value.grad_fn.name() if domain.value is not None and domain.value.grad_fn is not None else ""
+    made_by = name_of(domain.value.grad_fn) if domain.value is not None and domain.value.grad_fn is not None else ""
     squashed = any(word in made_by for word in ("Sigmoid", "Softmax", "Clamp", "Exp", "Softplus"))
     if made_by and not squashed:
         draft.because(

@@ -5,22 +5,23 @@ an item of a queue. Only another thread (or process) can end the wait, and there
 in the same way.
 
 Why: the thread that should have called `set()`, `release()` or `put()` has already ended, with an exception or through
-a branch without the call; a barrier for more threads than were started; a task that waits for another task of a pool
-that has no free thread for it.
+a branch without the call; a consumer that skips `task_done()` for some items; a barrier for more threads than were
+started; a task that waits for another task of a pool that has no free thread for it.
 
 Cure: signal in a `finally:` block, so that the signal is always sent; report the exceptions of threads
 (`future.result()` raises them). Set a time limit for the wait. Do not wait inside a pool for another task of the same
-pool.
+pool. Call `task_done()` for every item that was taken from a queue.
 """
 
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody, timer
+from torchmedic.diagnose.rules.hangs._unmarked_items import consumers, left_out
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import at, main_line, stall_rule
-from torchmedic.records.inside import LockView
+from torchmedic.records.inside import LockView, PyFrame
 from torchmedic.records.stall import Stall
 
 _STRANGER_LIMITS = 5  # times the limit: for so long, something that ticks may be what is waited for
@@ -73,6 +74,10 @@ def _waits_for_ever(stall: Stall, waiter: Waiter) -> bool:
 
 
 def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> Draft:
+    view = stall.inside.get(waiter.process.pid)
+    takers = consumers(view, wanted) if wanted.kind == "queue join" and view is not None else []
+    if takers:
+        return _unmarked(stall, waiter, wanted, takers[0], silence)
     kind = wanted.kind.partition(" ")[0] if wanted.kind.startswith("queue") else wanted.kind
     if wanted.kind == "barrier" and wanted.room:
         message = f"{wanted.count} of {wanted.room} threads have come to the barrier `{wanted.name}`, and no more will"
@@ -91,3 +96,17 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
         draft.help("do not wait in a pool for a task of the same pool, or give it a thread more")
     draft.help("signal in a `finally:` block, and give the wait a time limit, so that it raises an exception")
     return draft.rated(silence.severity)
+
+
+def _unmarked(stall: Stall, waiter: Waiter, wanted: LockView, taker: PyFrame, silence: Silence) -> Draft:
+    """The consumer is alive and waits for the next item: it has taken items without marking them as done."""
+    draft = check.draft(stall, silence.grade)
+    draft.message = f"items of the queue `{wanted.name}` were taken, and `task_done()` was not called for all of them"
+    draft.cause = "`join()` waits for one `task_done()` per item; the consumer waits for the next item instead"
+    guilty, waits = left_out(taker), f"waits for queue `{wanted.name}`"
+    if guilty is not None:
+        draft.at(guilty, at(waiter.frame, "surfaced", waits))
+    else:
+        draft.at(at(waiter.frame, "cause", waits), at(taker, "origin", "items are taken here"))
+    draft.at(main_line(stall)).because(*silence.facts)
+    return draft.help("call `task_done()` once for every item, in a `finally:` block").rated(silence.severity)

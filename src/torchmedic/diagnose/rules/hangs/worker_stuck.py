@@ -41,9 +41,11 @@ def check(stall: Stall) -> Draft | None:
         draft.at(at(frame, "cause", f"the worker is stuck here{',' + item if item else ''}"))
         draft.at(main_line(stall))
         draft.because(*_given(stall, process.pid))
-        draft.help(
-            f"read it alone to see it hang: `dataset[{view.item}]`" if view.item else "read it with `num_workers=0`"
-        )
+        if thread.waits_for is not None and thread.waits_for.shared and "lock" in thread.waits_for.kind:
+            draft.help(f"take it with `with {thread.waits_for.name}:`, so that each way out of the block releases it")
+        else:
+            alone = f"read it alone to see it hang: `dataset[{view.item}]`"
+            draft.help(alone if view.item else "read it with `num_workers=0`")
         return draft.help("`DataLoader(..., timeout=60)` raises an exception instead of waiting")
     return None
 

@@ -20,14 +20,14 @@ from torchmedic.evidence.loop import LoopEvidence
 
 @loop_rule("TM650", "identical-inputs", IdenticalInputs)
 def check(evidence: LoopEvidence, incident: IdenticalInputs) -> Draft | None:
-    draft = check.draft(evidence, "proven")
-    draft.message = "the model cannot learn: all items have the same input, and different labels"
+    draft = check.draft(evidence, "likely")
+    draft.message = "the model can learn nothing from its inputs: all items have the same input, and different labels"
     draft.cause = f"all {incident.rows} rows of the inputs in {incident.batches} batches are equal"
     if incident.name:
         draft.cause += f"; `self.{incident.name}` of the dataset holds one value for all items"
     draft.at(evidence.at("cause", incident.cause, "the same for every item"))
     if incident.data != incident.cause:
         draft.at(evidence.at("surfaced", incident.data, "the batches come from here"))
-    draft.because("the labels of these rows are not all equal")
+    draft.because("the labels of these rows are not all equal, and the loss compares with them")
     draft.help("print two items of the dataset, and find the step of the preparation that makes their inputs equal")
     return draft.rated("warning")

@@ -8,6 +8,9 @@ shorter run; or a factor is applied far more often than it was meant to be. An u
 gradient, so the weights stay as they are. The loss stands still, and no error is raised. A schedule that goes on after
 its end may pass 0: with a negative rate every update raises the loss.
 
+A state of an optimizer that is loaded brings its learning rate along. `LambdaLR` multiplies the rate with what its
+function returns. `ReduceLROnPlateau` with `mode="max"` takes a falling loss for a plateau.
+
 Cure: call `scheduler.step()` once per epoch, or give the schedule its length in updates:
 `epochs * len(loader)`.
 """
@@ -22,6 +25,8 @@ from torchmedic.evidence.loop import LoopEvidence
 
 @loop_rule("TM625", "rate-decayed-to-nothing", RateDecayed)
 def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
+    if incident.reason:
+        return _by_mistake(evidence, incident)
     schedule = f"`{incident.schedule}`" if incident.schedule else "the loop"
     draft = check.draft(evidence, "proven" if incident.is_per_update or not incident.schedule else "likely")
     is_negative = incident.rate < 0
@@ -54,4 +59,31 @@ def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
         else "lower the learning rate more slowly, or not below a bound",
         safety="changes-training",
     )
+    return draft.rated("warning")
+
+
+def _by_mistake(evidence: LoopEvidence, incident: RateDecayed) -> Draft:
+    """The rate is small for a reason that lies beside the schedule."""
+    draft = check.draft(evidence, "likely" if incident.reason == "falling" else "proven")
+    rate, meant = f"{incident.rate:.1e}", f"{incident.first:.1e}"
+    if incident.reason == "loaded":
+        draft.message = f"the learning rate is {rate}, and not {meant}: it came with the state that was loaded"
+        draft.cause = f"the state of the optimizer holds the learning rate at the end of another run, {rate}"
+        label, cure = f"sets the learning rate to {rate}", "set the learning rate after the state is loaded"
+    elif incident.reason == "absolute":
+        draft.message = f"the learning rate is {rate}, and not {meant}: it is multiplied with itself"
+        draft.cause = (
+            f"`LambdaLR` multiplies the learning rate with what its function returns, and that is {meant} itself"
+        )
+        label, cure = f"returns {meant}, the learning rate", "return a factor: 1.0 for the learning rate as it is"
+    else:
+        draft.message = f"the learning rate fell to {rate}: the schedule takes falling numbers for a plateau"
+        draft.cause = (
+            '`ReduceLROnPlateau` with mode="max" waits for a number to rise, and it is given a number that falls'
+        )
+        label, cure = 'mode="max"', 'use mode="min" for a loss'
+    draft.at(evidence.at("cause", incident.cause, label))
+    draft.at(evidence.at("surfaced", incident.update, "changes next to nothing", "step"))
+    draft.because(f"{count(incident.updates, 'update')} were made with a small learning rate")
+    draft.help(cure, safety="changes-training")
     return draft.rated("warning")

@@ -27,7 +27,7 @@ from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.memory.accounting.storages import memory_of
 from torchmedic.evidence.memory.autopsy import Autopsy
-from torchmedic.evidence.memory.fake.ledger import Made
+from torchmedic.evidence.memory.fake.ledger import Made, is_about
 from torchmedic.evidence.memory.result_sizes import results_of
 from torchmedic.records import Location
 from torchmedic.replay.step.trial import Edit
@@ -37,6 +37,7 @@ from torchmedic.source.syntax import nodes_in, syntax_tree
 
 Shape = tuple[int, ...]
 
+_LEAST_SHARE = 8  # a table that takes less than this part of all tensors is not to blame
 _PRODUCTS = frozenset({"mm", "matmul", "bmm", "einsum", "dot"})
 
 
@@ -54,13 +55,19 @@ def check(evidence: RaisedEvidence) -> RuleAnswer | None:
     if autopsy is None:
         return None
     asked = autopsy.asked
-    made = [each for each in _tables_of(evidence) if each.nbytes > 1 << 20]
+    least = max(1 << 20, autopsy.book.everything // _LEAST_SHARE)  # less than that does not fill the memory
+    made = [each for each in _tables_of(evidence) if each.nbytes > least]
     if asked is None and made:
         asked = made[0].nbytes
     direct = next(
-        (each for each in made if asked and _about(each.nbytes, asked) and _grew(*each.pair, each.shape)), None
+        (each for each in made if asked and is_about(each.nbytes, asked) and _grew(*each.pair, each.shape)), None
     )
-    if direct is None and autopsy.failing is not None and (pair := _pair(autopsy.failing)) is not None:
+    if (
+        direct is None
+        and autopsy.failing is not None
+        and autopsy.failing.nbytes > least
+        and (pair := _pair(autopsy.failing)) is not None
+    ):
         direct = _Table(pair, autopsy.failing.shape, autopsy.failing.nbytes)
     if direct is not None:
         frame = evidence.user_frame
@@ -110,11 +117,11 @@ def _cure(evidence: RaisedEvidence, found: _Table) -> Edit | None:
 def _earlier(autopsy: Autopsy) -> Made | None:
     """A table of pairs that the failing step had made before it ran out."""
     ledger = autopsy.replayed
-    everything = max(1, autopsy.book.everything, autopsy.measured.used)
+    least = max(1, autopsy.book.everything, autopsy.measured.used) // _LEAST_SHARE
     tables = [
         each
         for each in (ledger.made if ledger is not None else ())
-        if each.nbytes >= everything // 8 and _pair(each) is not None and not _is_meant(*_expression(each.place.spot))
+        if each.nbytes >= least and _pair(each) is not None and not _is_meant(*_expression(each.place.spot))
     ]
     return max(tables, key=lambda each: each.nbytes, default=None)
 
@@ -203,10 +210,6 @@ def _tables_of(evidence: RaisedEvidence) -> Iterator[_Table]:
                 shape = tuple(torch.broadcast_shapes(one.shape, two.shape))
                 nbytes = math.prod(shape) * max(one.itemsize, two.itemsize)
                 yield _Table((tuple(one.shape), tuple(two.shape)), shape, nbytes)
-
-
-def _about(nbytes: int, asked: int) -> bool:
-    return abs(nbytes - asked) <= max(512, asked // 100)
 
 
 def _grew(one: tuple[int, ...], two: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -1,8 +1,9 @@
 """A container that the loop fills collects tensors until memory is full.
 
-What: a list, dict or buffer that the loop fills holds a large part of the memory. The tensors in it have no graph;
-there are just too many of them. Or one tensor grows because the loop appends to it (`torch.cat`). On the host the
-container may hold arrays or plain Python objects: rows as dicts, lists of tokens, texts.
+What: a list, dict or buffer that the loop fills holds a large part of the memory. The tensors in it have no graph, or
+one that keeps less than they take themselves; there are just too many of them. Or one tensor grows because the loop
+appends to it (`torch.cat`). On the host the container may hold arrays or plain Python objects: rows as dicts, lists of
+tokens, texts.
 
 Why: outputs, features or batches are collected on the device for a metric at the end; a replay buffer has no limit; a
 dataset keeps everything that it has read, once in every DataLoader worker.
@@ -93,6 +94,8 @@ def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection)
     draft.message = f"`{name}` has collected {size(found.nbytes)} in {count(found.number, kind)}"
     draft.cause = _reason(found.holder, autopsy.asked or 0)
     draft.at(found.filler.location("cause", f"`{name}` is filled here"), *noticed(autopsy))
+    if any(held.holder.path == name for held in autopsy.retained):
+        draft.because("the tensors have graphs, but these keep little: `.detach()` alone would not free the memory")
     shown(draft, autopsy)
     where = "move it to the host first (`.cpu()`)" if autopsy.exhaustion.on_device else "reduce it first"
     return draft.help(f"{where}, keep only what is needed later, or bound the container")

@@ -25,6 +25,7 @@ from torchmedic.evidence.memory.accounting.saved_by_graph import leaves_of
 from torchmedic.evidence.memory.autopsy import Autopsy
 from torchmedic.records import Location
 from torchmedic.source.lookup.layers import constructed_at, layer_built_at
+from torchmedic.source.objects.graph import name_of
 
 _LAYERS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _LOOKUPS = ("Embedding", "Index", "Gather", "Take")  # what the nodes are called that look rows up
@@ -38,7 +39,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     node = autopsy.refusal.node if autopsy.refusal is not None else ""
     following = autopsy.next_node  # of those that backward has still to go through
     if not node and following is not None:
-        node = str(following.name())
+        node = name_of(following)
     if not node.startswith(_LOOKUPS):
         return None  # it only happens to be as large
     layer = _layer(autopsy, following)

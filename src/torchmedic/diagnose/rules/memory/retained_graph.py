@@ -24,6 +24,7 @@ import torch
 from torchmedic.diagnose.rule import Draft, RuleAnswer, rule
 from torchmedic.diagnose.rules.memory._growth import grown_meanwhile, was_warned
 from torchmedic.diagnose.rules.memory._table import noticed, table
+from torchmedic.diagnose.rules.memory.collected_tensors import is_collecting
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
@@ -100,7 +101,7 @@ def _blamed(evidence: RaisedEvidence, autopsy: Autopsy) -> _Blamed | None:
     wanted = held is None
     if held is None:
         held = next((each for each in autopsy.retained if _is_put_off(each, autopsy)), None)
-    if held is None or (held.for_nothing and _is_evaluation(autopsy)):
+    if held is None or (held.for_nothing and _is_evaluation(autopsy)) or _is_heavy_itself(held, autopsy):
         return None
     filler, asked = _filler(held), autopsy.asked or 0
     is_much = not held.only_nodes and held.nbytes >= _MIN_SHARE * max(autopsy.book.everything, asked)
@@ -108,6 +109,11 @@ def _blamed(evidence: RaisedEvidence, autopsy: Autopsy) -> _Blamed | None:
     if not is_much and not hidden:
         return None
     return _Blamed(held, wanted, filler, hidden, is_much and held.nbytes >= asked)
+
+
+def _is_heavy_itself(held: Retained, autopsy: Autopsy) -> bool:
+    """Whether a container would keep most of it without the graphs too: TM412 advises to keep less."""
+    return held.is_container and 2 * held.own_nbytes > held.nbytes and is_collecting(autopsy)
 
 
 def _is_evaluation(autopsy: Autopsy) -> bool:

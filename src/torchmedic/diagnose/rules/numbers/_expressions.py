@@ -5,13 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchmedic.diagnose.cures.edits import statement_at
+from torchmedic.diagnose.cures.edits import statement_at, whole
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.syntax import blocks, nodes_in, syntax_tree
-
-
-def spot_of(node: ast.expr, like: Spot) -> Spot:
-    return Spot(like.file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, like.function)
 
 
 def same_place(node: ast.expr, statement: ast.AST) -> ast.expr | None:
@@ -33,7 +29,7 @@ def enclosing(node: ast.expr, spot: Spot) -> Iterator[tuple[ast.expr, Spot]]:
     while here is not None:
         here = parents.get(id(here))
         if isinstance(here, ast.expr):
-            yield here, spot_of(here, spot)
+            yield here, whole(spot, here)
 
 
 def only_use(node: ast.expr, spot: Spot) -> tuple[str, ast.expr] | None:

@@ -13,8 +13,8 @@ from torchmedic.records import Grade, Location
 from torchmedic.replay.trace.microscope import Leaf, Op, Spot, Value
 from torchmedic.replay.trace.values import number
 from torchmedic.source.live_frames import node_location
-from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
-from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.lookup.bad_value_makers import maker_of
+from torchmedic.source.lookup.origins import Origin, attribute_assignments
 from torchmedic.source.user_code import relative
 
 # Kinds of operations that give 0 for the same reason.
@@ -244,7 +244,7 @@ _PASSING = frozenset("to_copy clone expand contiguous detach lift_fresh alias un
 _SELECTING = frozenset("index index_select gather select slice take view unsqueeze squeeze".split())
 
 
-def _prepared(evidence: NumbersEvidence, value: Value) -> Maker | None:
+def _prepared(evidence: NumbersEvidence, value: Value) -> Origin | None:
     """The statement that made an operand, if it is a tensor from before the step that is no weight and no batch."""
     scope = evidence.scope
     source = scope.source(value) if scope is not None else None

@@ -26,9 +26,9 @@ from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Leaf, storage_of
 from torchmedic.replay.trace.values import number
 from torchmedic.source.live_frames import node_location, place
-from torchmedic.source.lookup.bad_value_makers import Maker, maker_of
+from torchmedic.source.lookup.bad_value_makers import maker_of
 from torchmedic.source.lookup.layer_construction import built_at
-from torchmedic.source.lookup.origins import attribute_assignments
+from torchmedic.source.lookup.origins import Origin, attribute_assignments
 from torchmedic.source.syntax import nodes_in, syntax_tree
 
 _MAKES_BAD = "makes values that are not finite"
@@ -109,7 +109,7 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
         found = list(attribute_assignments(type(owner), attr))
         if found:
             label = f"`{attr}` gets its values here"
-            return Maker(found[-1][0], found[-1][1], attr).location("cause", label), len(found) == 1
+            return Origin(found[-1][0], found[-1][1], attr).location("cause", label), len(found) == 1
         built = built_at(evidence.frames, owner, "built here")
         if built is not None and not writers:
             return _as_cause(built), False

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.diagnose.cures.edits import whole
 from torchmedic.diagnose.cures.numbers import Cure, first_that_passes
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._expressions import spot_of
 from torchmedic.diagnose.rules.numbers._wording import begin, finish
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.step.trial import node_at
@@ -114,7 +114,7 @@ def _cures(lost: Lost) -> Iterator[Cure]:
     for text in _REPRESENTABLE.get(lost.dtype, ()):
         for part in _written(node, lost.constant):
             new = text if lost.rounded == 0 else f"1 - {text}" if lost.rounded > 0 else f"-1 + {text}"
-            yield Cure("use a constant that the type can hold", new, spot_of(part, lost.op.spot))
+            yield Cure("use a constant that the type can hold", new, whole(lost.op.spot, part))
         if isinstance(node, ast.Call) and any(word.arg == "eps" for word in node.keywords):
             changed = copy.deepcopy(node)
             for word in changed.keywords:

@@ -49,7 +49,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     label = f"{op.kind}({peak:.4g}) is infinite"
     draft = begin(check, evidence, f"overflow of `{op.kind}`", why, label=label, bad=bad)
     draft.because(f"the argument is {described(argument)}", f"the largest magnitude that overflows is {largest:.6g}")
-    draft.treat(first_at_origin(evidence, _cures))
+    shift = "subtract the largest value of each row first, as `softmax` and `logsumexp` do; or limit the argument"
+    draft.treat(first_at_origin(evidence, _cures), otherwise=shift)
     return finish(draft, evidence)
 
 

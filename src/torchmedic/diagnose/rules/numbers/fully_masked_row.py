@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import torch
 
+from torchmedic.diagnose.cures.edits import whole
 from torchmedic.diagnose.cures.numbers import Cure, first_that_passes
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._expressions import spot_of
 from torchmedic.diagnose.rules.numbers._wording import begin, finish, rows
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.step.trial import node_at
@@ -54,8 +54,6 @@ def _masked_rows(op: Op, values: Captured) -> torch.Tensor | None:
     elif op.kind in ("sub", "exp"):
         # Written out by hand: the maximum of such a row is -inf as well.
         scores, dim = values.argument(0), -1
-    elif "scaled_dot_product" in op.kind or op.kind == "baddbmm":
-        return None
     else:
         return None
     if not isinstance(scores, torch.Tensor) or not scores.is_floating_point() or not scores.dim():
@@ -124,7 +122,7 @@ def _cures(maker: Op | None) -> Iterator[Cure]:
     for part in ast.walk(found[0]):
         if isinstance(part, ast.expr) and _is_minus_infinity(part):
             title = "mask with a large negative number instead of -inf"
-            yield Cure(title, "-1e9", spot_of(part, maker.spot), same_values=False)
+            yield Cure(title, "-1e9", whole(maker.spot, part), same_values=False)
             return
 
 

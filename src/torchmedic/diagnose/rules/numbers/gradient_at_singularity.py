@@ -93,7 +93,9 @@ def _cures(evidence: NumbersEvidence, forward: Op) -> Iterator[Cure]:
         return
     for way in ways:
         title = "keep the argument away from the singular point" if "clamp" in way else "add a small constant"
-        yield Cure(title, written(with_operand(node, argument, fill(way, A=argument)), node), spot)
+        text = written(with_operand(node, argument, fill(way, A=argument)), node)
+        # Near 1 a small change of the argument is a larger one of the angle.
+        yield Cure(title, text, spot, same_values=forward.kind != "acos")
 
 
 def _of_decomposition(evidence: NumbersEvidence, forward: Op) -> Draft | None:

@@ -22,7 +22,7 @@ from torchmedic.records import Treatment
 from torchmedic.replay.step.step import Step, from_stack
 from torchmedic.replay.trace.microscope import Microscope, Spot
 from torchmedic.replay.trace.values import number
-from torchmedic.replay.trajectory.inner_updates import damped, inner_update
+from torchmedic.replay.trajectory.updates_by_hand import damped, inner_update
 from torchmedic.source.segment.cut import CannotCut
 
 _DIVISORS = (3, 10, 30, 100, 300, 1000)

@@ -21,7 +21,7 @@ from torchmedic.diagnose.cures.edits import statement_at, whole
 from torchmedic.diagnose.cures.numbers import Cure, fill, first_at_origin, first_that_passes, with_operand
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import is_diverging
-from torchmedic.diagnose.rules.numbers._expressions import same_place, spot_of
+from torchmedic.diagnose.rules.numbers._expressions import same_place
 from torchmedic.diagnose.rules.numbers._slopes import in_float32
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -127,7 +127,7 @@ def _wider(evidence: NumbersEvidence) -> Iterator[Cure]:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("autocast"):
             for part in ast.walk(node):
                 if isinstance(part, ast.Attribute) and ast.unparse(part) in ("torch.float16", "torch.half"):
-                    place = spot_of(part, spot)._replace(file=step.frame.f_code.co_filename)
+                    place = whole(spot, part)._replace(file=step.frame.f_code.co_filename)
                     yield Cure(
                         "use bfloat16, whose range is that of float32",
                         "torch.bfloat16",

@@ -51,7 +51,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     hidden = _zero_gradient(values) if values is not None else None
     if hidden is None:
         return None
-    mask = _mask_after(evidence, forward)
+    mask = _mask_after(evidence, forward, hidden)
     if mask is None:
         return None
     argument = _argument(evidence, forward)
@@ -90,7 +90,7 @@ def _zero_gradient(values: Captured) -> torch.Tensor | None:
     return None
 
 
-def _mask_after(evidence: NumbersEvidence, forward: Op) -> Op | None:
+def _mask_after(evidence: NumbersEvidence, forward: Op, hidden: torch.Tensor) -> Op | None:
     """The forward operation behind this one that throws the bad entries away."""
     scope = evidence.scope
     assert scope is not None
@@ -101,15 +101,15 @@ def _mask_after(evidence: NumbersEvidence, forward: Op) -> Op | None:
             if later.is_backward or later.index in seen:
                 continue
             seen.add(later.index)
-            if later.kind in _DISCARDING or (later.kind == "mul" and _by_mask(evidence, later, here)):
+            if later.kind in _DISCARDING or (later.kind == "mul" and _by_mask(evidence, later, here, hidden)):
                 return later
             if depth < _FURTHER:
                 pending.append((later, depth + 1))
     return None
 
 
-def _by_mask(evidence: NumbersEvidence, op: Op, masked: Op) -> bool:
-    """Whether a product has a factor of zeros and ones beside the value in question."""
+def _by_mask(evidence: NumbersEvidence, op: Op, masked: Op, hidden: torch.Tensor) -> bool:
+    """Whether a product has a factor of zeros and ones beside the value, and not ones where that is hidden."""
     values, scope = evidence.replay_with_values(op), evidence.scope
     if values is None or scope is None:
         return False
@@ -117,6 +117,8 @@ def _by_mask(evidence: NumbersEvidence, op: Op, masked: Op) -> bool:
     for tensor, value in zip(values.tensors, op.inputs, strict=False):
         if value.storage in own or not tensor.numel() or not bool((tensor == 0).any()):
             continue
+        if tensor.shape == hidden.shape and not bool((tensor[hidden] == 0).any()):
+            continue  # it lets these entries pass
         if not tensor.is_floating_point() or bool(((tensor == 0) | (tensor == 1)).all()):
             return True
     return False

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 from statistics import median
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
@@ -58,11 +59,14 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     items = _items(unit, rows)
     label = f"extreme values in {items}" if items else "extreme values in this batch"
     if tensor is not None:
-        draft.at(made_at(evidence, unit, tensor, label, row=rows[0]) or _literal(tensor, rows, label))
+        draft.at(_literal(tensor, rows, label) or made_at(evidence, unit, tensor, label, row=rows[0]))
     if not draft.has_place:
         draft.at(evidence.noticed.location("cause", label) if evidence.noticed is not None else None)
     draft.because(f"the extreme values of step {step} are in {items}" if items else "")
-    draft.treat(cure(divergence, f"repair or drop {items or 'this batch'}", [("without it", course)]))
+    treatment = cure(divergence, f"repair or drop {items or 'this batch'}", [("without it", course)])
+    rest = [abs(course.losses[at]) for at in divergence.positions if at != position]
+    is_healthy = max(rest) <= _OUTLIER * _usual(divergence, position)  # else more batches are poisonous
+    draft.treat(msgspec.structs.replace(treatment, proven=is_healthy))
     return finish(draft, evidence)
 
 
@@ -76,8 +80,12 @@ def _outlier(divergence: Divergence) -> int | None:
 
 
 def _ratio(divergence: Divergence, position: int) -> float:
-    others = [abs(divergence.still.losses[at]) for at in divergence.positions if at != position]
-    return abs(divergence.still.losses[position]) / max(median(others), 1e-12)
+    return abs(divergence.still.losses[position]) / _usual(divergence, position)
+
+
+def _usual(divergence: Divergence, position: int) -> float:
+    """The loss of the other batches."""
+    return max(median(abs(divergence.still.losses[at]) for at in divergence.positions if at != position), 1e-12)
 
 
 def _outlying(divergence: Divergence, position: int) -> tuple[torch.Tensor | None, list[int]]:

@@ -23,8 +23,8 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.memory.result_sizes import bytes_in
 from torchmedic.observe.memory.host import free_space
+from torchmedic.observe.step.tensors import bytes_in
 from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, frames_of
 from torchmedic.source.user_code import relative

@@ -24,8 +24,9 @@ from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.data_loading import loading_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location, StackFrame
+from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
-from torchmedic.source.lookup.origins import attribute_assignments, function_body
+from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.objects.parts import attributes
 from torchmedic.source.syntax import FUNCTIONS, has_line
 from torchmedic.source.user_code import is_user_file, relative

@@ -1,10 +1,11 @@
 """An operation was given a tensor with a dtype that it does not accept.
 
 What: matrix products, convolutions and normalisation need all their tensors in one dtype; indices must be integers;
-means, norms and softmax need floating point; masks must be boolean; the target of a write keeps its own dtype.
+means, norms and softmax need floating point; masks must be boolean; the target of a write keeps its own dtype, and
+must be able to hold the number that is written.
 
 Why: NumPy arrays are float64 and images uint8 by default, `torch.tensor([1, 2])` is int64, a part of a model was
-converted with `.half()`, or a tensor left an autocast region in a lower precision.
+converted with `.half()`, or a tensor left an autocast region in a lower precision. A mask of `-1e9` is beyond float16.
 
 Cure: convert the tensor with the wrong dtype where it is made: `.float()`, `.long()`, `.bool()`, or
 `.to(weight.dtype)`.
@@ -19,9 +20,12 @@ import msgspec
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.shapes._large_numbers import described, too_large
 from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS
 from torchmedic.diagnose.words.tensors import came_to_be, dtype, layer_name, layer_of, origin_of_whole, shape
+from torchmedic.evidence.dataset_item import line_of_dtype
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import Argument, Call
 
 _ABOUT_DTYPE = re.compile(
@@ -77,6 +81,8 @@ _NAMES = {
 def check(evidence: RaisedEvidence) -> Draft | None:
     if not evidence.kinds & {"RuntimeError", "ValueError", "IndexError", "TypeError"} or not evidence.is_torchs:
         return None
+    if (large := too_large(evidence)) is not None:
+        return described(check.draft(evidence, "proven"), evidence, *large)
     if not _ABOUT_DTYPE.search(evidence.message) or not _from_torch(evidence):
         return None
     if any(len({found.value.device.type for found in call.tensors}) > 1 for call in evidence.calls):
@@ -85,16 +91,20 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if found is None:
         return _from_message(evidence)
     layer = layer_of(evidence, found.call)
-    name = layer_name(evidence, layer) if layer is not None else found.what
-    draft = check.draft(evidence, "proven")
+    draft, name = check.draft(evidence, "proven"), layer_name(evidence, layer) if layer is not None else found.what
     draft.message = (
         f"a result of {found.wanted} cannot be written into a tensor of {dtype(found.tensor)}"
         if found.in_place
         else f"{name} was given {dtype(found.tensor)} where it takes {found.wanted}"
     )
     draft.cause = f"the tensor is {shape(found.tensor)} of {dtype(found.tensor)}{found.why}"
-    draft.at(*evidence.at_user_line("cause", f"{dtype(found.tensor)}, not {found.wanted}"))
-    _came_from(evidence, found, draft)
+    made, label = line_of_dtype(evidence.incident, found.tensor), f"{dtype(found.tensor)}, not {found.wanted}"
+    if made is not None:
+        draft.at(place("cause", made.file, made.line, f"items become {dtype(found.tensor)} here"))
+        draft.at(*evidence.at_user_line("surfaced", label))
+    else:
+        draft.at(*evidence.at_user_line("cause", label))
+        _came_from(evidence, found, draft)
     return draft.help(_advice(found))
 
 
@@ -260,13 +270,9 @@ def _unsupported(evidence: RaisedEvidence, call: Call) -> Odd | None:
 def _needed(evidence: RaisedEvidence, kind: torch.dtype) -> str:
     if evidence.says("bitwise") or evidence.says("invert"):
         return "bool"
-    return (
-        "int64"
-        if kind.is_floating_point and evidence.says("index")
-        else "float32"
-        if kind != torch.float32
-        else "another"
-    )
+    if kind.is_floating_point and evidence.says("index"):
+        return "int64"
+    return "float32" if kind != torch.float32 else "another"
 
 
 def _recurrent(evidence: RaisedEvidence) -> Odd | None:

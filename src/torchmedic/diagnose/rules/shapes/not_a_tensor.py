@@ -3,7 +3,8 @@
 What: an operation of torch, or a method of a tensor, was called with a tuple, a dict, None, a number or a NumPy array.
 
 Why: recurrent layers and attention return a tuple (`output, hidden`), some models return a dict, a `forward` without
-`return` returns None, `.item()` returns a number, and NumPy arrays are not converted automatically.
+`return` returns None, `.item()` returns a number, and NumPy arrays are not converted automatically. `x.grad` is None
+for a tensor that is the result of an operation.
 
 Cure: select the right part (`out, _ = lstm(x)`, `out["logits"]`), return the result, or convert with `torch.as_tensor`.
 """
@@ -21,6 +22,7 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import fed_by, layer_of, origin
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, read
 from torchmedic.source.lookup.origins import Origin, origin_of
 
@@ -99,6 +101,8 @@ def _attribute(evidence: RaisedEvidence) -> Draft | None:
     if frame is None or not isinstance(evidence.error, AttributeError) or not isinstance(frame.node, ast.Attribute):
         return None
     name, value = frame.node.attr, read(frame.node.value, frame)
+    if value is None and (missing := _missing_gradient(evidence, frame, frame.node.value)) is not None:
+        return missing
     if not isinstance(value, tuple | list | dict | str | float | int | None) or not hasattr(torch.Tensor, name):
         return None
     made = origin_of(evidence.frames, frame, frame.node.value)
@@ -110,6 +114,25 @@ def _attribute(evidence: RaisedEvidence) -> Draft | None:
     draft.message = f"{_kind(value)} was used as a tensor: it has no `{name}`"
     draft.cause = f"`{ast.unparse(frame.node.value)}` is {_described(value)}"
     return _advised(evidence, draft, value, made)
+
+
+def _missing_gradient(evidence: RaisedEvidence, frame: Frame, node: ast.expr) -> Draft | None:
+    """`x.grad.sign()` where `x.grad` is None."""
+    owner = read(node.value, frame) if isinstance(node, ast.Attribute) and node.attr == "grad" else None
+    if not isinstance(node, ast.Attribute) or not isinstance(owner, torch.Tensor) or not frame.is_user:
+        return None
+    name = ast.unparse(node.value)
+    draft = check.draft(evidence, "proven", f"`{name}.grad` is None: backward gave `{name}` no gradient")
+    if owner.is_leaf:
+        draft.cause = "no backward has come to it yet" if owner.requires_grad else "it does not require gradients"
+        draft.at(*evidence.at_user_line("cause", "None, not a tensor"))
+        return draft.help(f"call `{name}.requires_grad_()` before the forward pass" if not owner.requires_grad else "")
+    draft.cause = f"`{name}` is the result of an operation, and backward keeps gradients of leaves only"
+    made = origin_of(evidence.frames, frame, node.value)
+    if made is not None:
+        draft.at(made.location("cause", f"`{name}` is no leaf from here on"))
+    draft.at(*evidence.at_user_line("surfaced" if made is not None else "cause", "None, not a tensor"))
+    return draft.help(f"make it a leaf: `.detach().requires_grad_()`, or call `{name}.retain_grad()` before backward")
 
 
 def _subscript(evidence: RaisedEvidence) -> Draft | None:

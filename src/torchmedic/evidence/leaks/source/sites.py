@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from torchmedic.source.assignments import is_blank
 from torchmedic.source.syntax import (
     CALLABLES,
     COMPREHENSIONS,
@@ -20,9 +21,8 @@ from torchmedic.source.syntax import (
 )
 
 _AROUND = CALLABLES | LOOPS | ast.If | ast.ExceptHandler | ast.ClassDef | COMPREHENSIONS
-_NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete | ast.Call | ast.With | ast.AsyncWith
+_NOTED = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.Delete | ast.Call | ast.With | ast.AsyncWith
 _BUILDERS = frozenset({"__init__", "__post_init__", "__new__", "setup", "build", "<module>"})
-_CONTAINER_TYPES = frozenset("list dict set deque defaultdict OrderedDict Counter".split())
 
 
 class Site(NamedTuple):
@@ -59,7 +59,7 @@ class Site(NamedTuple):
         """Whether the value is plainly a number, or a new container that is only about to be filled."""
         value = self.value
         is_number = isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Call) and makes_number(value))
-        return is_number or is_empty(value)
+        return is_number or (value is not None and is_blank(value))
 
     @property
     def is_guarded(self) -> bool:
@@ -84,21 +84,8 @@ class Traffic(NamedTuple):
     is_limited: bool
 
 
-def is_empty(value: ast.expr | None) -> bool:
-    """A constant, a new container, or several of them."""
-    match value:
-        case ast.List(elts=elements) | ast.Set(elts=elements) | ast.Tuple(elts=elements):
-            return all(is_empty(each) for each in elements)
-        case ast.Dict(keys=keys):
-            return not keys
-        case ast.Call(args=args):
-            name = callee(value)
-            return name in _CONTAINER_TYPES and (not args or name == "defaultdict")
-    return isinstance(value, ast.Constant)
-
-
 def nodes_of(file: str) -> list[tuple[ast.AST, Path]]:
-    """The assignments, deletions, calls and contexts of a file in their order, each with what stands around it."""
+    """The assignments, loops, deletions, calls and contexts of a file in order, each with what stands around it."""
     tree = syntax_tree(file) if file else None
     return _paths(tree) if tree is not None else []
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from torchmedic.evidence.leaks.source.container_traffic import of_container
 from torchmedic.evidence.leaks.source.holder_names import HolderName
-from torchmedic.evidence.leaks.source.sites import Site, Traffic, functions_of, is_empty, nodes_of
+from torchmedic.evidence.leaks.source.sites import Site, Traffic, functions_of, nodes_of
 from torchmedic.observe.heap.walk import Held
 from torchmedic.records.memory import HeldMemory
+from torchmedic.source.assignments import is_blank
 from torchmedic.source.syntax import callee, last_name
 from torchmedic.source.user_variables import user_files
 
@@ -75,7 +76,7 @@ def _of_links(held: Held, of_head: Traffic, files: list[str]) -> Traffic:
             new = links.starts(node)
             site = Site(file, node, new, path)  # type: ignore[arg-type]
             if new is not None and not isinstance(new, ast.Constant):
-                linked += [site] if not (site.builds and is_empty(new)) else []
+                linked += [site] if not (site.builds and is_blank(new)) else []
             elif links.takes(node) or (new is not None and not site.builds and (site.function or site.loops)):
                 cut.append(site._replace(value=None))
     # What is taken out of the place where a chain begins takes no link out of it.

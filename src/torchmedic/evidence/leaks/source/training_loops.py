@@ -18,7 +18,6 @@ from torchmedic.source.syntax import (
     LOOPS,
     callee,
     calls_in,
-    cuts_graph,
     last_name,
     runs_backward,
     syntax_tree,
@@ -64,22 +63,6 @@ class TrainingLoops:
             if name not in seen and any(
                 self.leads_to_backward(each.body, seen | {name}) for each in self._functions.get(name, ())
             ):
-                return True
-        return False
-
-    def goes_backward(self, name: str) -> bool:
-        """Whether a loss is made from what goes by this name, as far as one function shows it."""
-        functions = [each for functions in self._functions.values() for each in functions]
-        for body in (*self._trees.values(), *functions):
-            nodes = list(_with_graphs(body))
-            calls = [node for node in nodes if isinstance(node, ast.Call) and runs_backward(node)]
-            values = [
-                (set(_targets(node)), {each for part in _with_graphs(node.value) for each in _names_of(part)})
-                for node in nodes
-                if isinstance(node, ast.Assign)
-            ]
-            found = {each for call in calls for part in _with_graphs(call) for each in _names_of(part)}
-            if name in _closure(found, values):
                 return True
         return False
 
@@ -164,21 +147,9 @@ def _calls(statements: Iterable[ast.AST]) -> Iterator[ast.Call]:
             pending.extend(ast.iter_child_nodes(node))
 
 
-def _with_graphs(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of one function, without functions inside of it and without calls that cut the graph."""
-    yield tree
-    for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, _DEFINITIONS) and not (isinstance(node, ast.Call) and cuts_graph(node)):
-            yield from _with_graphs(node)
-
-
 def _names(tree: ast.AST) -> set[str]:
-    return {name for node in ast.walk(tree) for name in _names_of(node)}
-
-
-def _names_of(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-        yield last_name(node)
+    loaded = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
+    return {last_name(node) for node in loaded if isinstance(node.ctx, ast.Load)}
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:

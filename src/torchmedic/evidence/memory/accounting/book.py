@@ -14,14 +14,14 @@ import torch
 
 from torchmedic.evidence.memory.accounting.holder import Found, FoundArray, FoundPile, Holder
 from torchmedic.evidence.memory.accounting.saved_by_graph import (
-    function_of,
+    applied_class,
     sequence_of,
     tensors_saved_by,
     weights_before,
     weights_of,
 )
 from torchmedic.evidence.memory.accounting.storages import Memory, distinct, live_tensors, memory_address, memory_of
-from torchmedic.source.objects.graph import is_counted, is_leaf, node_of, walk
+from torchmedic.source.objects.graph import is_counted, is_leaf, name_of, node_of, walk
 from torchmedic.source.objects.parts import live_modules
 
 HEADINGS = (
@@ -174,7 +174,7 @@ class Book:
                     if not self._wanted(memory.device) or under not in ("", "saved activations"):
                         continue
                     shape, weights = tuple(tensor.shape), self._weights_of(node)
-                    entry = SavedHere(memory, node.name(), sequence, shape, weights, function_of(node))
+                    entry = SavedHere(memory, name_of(node), sequence, shape, weights, applied_class(node))
                     if sequence >= self.since:
                         self.entries[memory.key] = ("saved activations", memory)
                         known = self._saved.get(memory.key)

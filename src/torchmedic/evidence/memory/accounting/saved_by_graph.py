@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchmedic.source.objects.graph import following
-from torchmedic.source.spots import Spot
-from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
+from torchmedic.source.objects.graph import following, name_of
+from torchmedic.source.spots import Spot, spot_of_node
+from torchmedic.source.syntax import calls_in, function_of, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _RAW = "_raw_saved_"
@@ -66,7 +66,7 @@ def weights_of(node: Any) -> tuple[int, ...]:
     for after in following(node):
         way = after
         for _ in range(3):
-            if way is None or way.name() not in _VIEWS:
+            if way is None or name_of(way) not in _VIEWS:
                 break
             way = way.next_functions[0][0]
         if way is not None and hasattr(way, "variable"):
@@ -126,7 +126,7 @@ def _inside(value: Any, depth: int = 2) -> list[torch.Tensor]:
     return []
 
 
-def function_of(node: Any) -> type | None:
+def applied_class(node: Any) -> type | None:
     """The class whose `apply` has made a node; None for those of torch itself."""
     found = getattr(type(node), "_forward_cls", None)
     return found if isinstance(found, type) else None
@@ -142,33 +142,25 @@ def applied_in(variables: dict[str, Any]) -> type | None:
 def saving_line(kind: type) -> Spot | None:
     """The only statement of a Function's class that saves; None for several, and for a class of a library."""
     for name in ("setup_context", "forward"):
-        for base in kind.__mro__:
-            method: Any = base.__dict__.get(name)
-            code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
-            if code is not None and is_user_file(code.co_filename):
-                saving = _saving(code.co_filename, code.co_firstlineno, name)
-                if saving is not None:
-                    return _spot(code.co_filename, saving, name)
-                break
+        methods: list[Any] = [base.__dict__[name] for base in kind.__mro__ if name in base.__dict__]
+        codes = [getattr(inspect.unwrap(getattr(each, "__func__", each)), "__code__", None) for each in methods]
+        code = next((each for each in codes if each is not None and is_user_file(each.co_filename)), None)
+        function = function_of(syntax_tree(code.co_filename), code) if code is not None else None
+        saving = _saving(function) if function is not None and function.args.args else None
+        if code is not None and saving is not None:
+            return spot_of_node(code.co_filename, saving, name)
     return None
 
 
-def _saving(file: str, first: int, name: str) -> ast.expr | ast.stmt | None:
-    tree = syntax_tree(file)
-    for node in nodes_in(tree):
-        if not isinstance(node, ast.FunctionDef) or node.name != name or not node.args.args:
-            continue
-        if min([node.lineno, *(each.lineno for each in node.decorator_list)]) != first:
-            continue
-        context = node.args.args[0].arg
-        calls: list[ast.expr | ast.stmt] = [
-            each for each in calls_in(node) if ast.unparse(each.func) == f"{context}.save_for_backward" and each.args
-        ]
-        return calls[0] if len(calls) == 1 else _attribute(node, context) if not calls else None
-    return None
+def _saving(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | ast.stmt | None:
+    context = function.args.args[0].arg
+    calls = [
+        each for each in calls_in(function) if ast.unparse(each.func) == f"{context}.save_for_backward" and each.args
+    ]
+    return _attribute(function, context) if not calls else calls[0] if len(calls) == 1 else None
 
 
-def _attribute(function: ast.FunctionDef, context: str) -> ast.stmt | None:
+def _attribute(function: ast.AST, context: str) -> ast.stmt | None:
     """`ctx.x = x`, where it is the only one that is no plain number or text."""
     kept: list[ast.stmt] = [
         each
@@ -178,7 +170,3 @@ def _attribute(function: ast.FunctionDef, context: str) -> ast.stmt | None:
         and any(isinstance(part, ast.Attribute) and ast.unparse(part.value) == context for part in each.targets)
     ]
     return kept[0] if len(kept) == 1 else None
-
-
-def _spot(file: str, node: ast.expr | ast.stmt, function: str) -> Spot:
-    return Spot(file, node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, function)

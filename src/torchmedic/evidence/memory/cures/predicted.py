@@ -23,7 +23,8 @@ from torchmedic.observe.memory.host import host_memory
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.fake.births import Course, between
 from torchmedic.replay.fake.changes import repeated_layers
-from torchmedic.replay.step.step import Step, through_backward_of_library
+from torchmedic.replay.step.step import Step, through_backward
+from torchmedic.source.live_frames import stack_of_traceback
 from torchmedic.source.segment.cut import CannotCut
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ def _whole(autopsy: Autopsy, evaluation: bool) -> Step:
     try:
         return autopsy.evidence.step_through_backward()
     except CannotCut:
-        return through_backward_of_library(autopsy.evidence.error.__traceback__, autopsy.process)
+        stack = stack_of_traceback(autopsy.evidence.error.__traceback__)
+        return through_backward(stack, autopsy.process, by_library=True)
 
 
 def _accumulates(autopsy: Autopsy) -> bool:

@@ -31,6 +31,7 @@ from torchmedic.replay.fake.known_values import (
     tensors_of,
 )
 from torchmedic.replay.isolation.sandbox import ReplayTooLong
+from torchmedic.source.objects.graph import name_of
 from torchmedic.source.spots import Spot, Spots
 from torchmedic.source.user_code import PACKAGE, is_user_file
 
@@ -181,7 +182,7 @@ class ByteLedger(TorchDispatchMode):
             return
         nbytes = value.untyped_storage().nbytes()
         shapes = tuple(tuple(each.shape) for each in inputs)
-        made = Made(nbytes, tuple(value.shape), shapes, place, node.name() if node is not None else "")
+        made = Made(nbytes, tuple(value.shape), shapes, place, name_of(node) if node is not None else "")
         if self._is_failure(made):
             self.failing = made
             self.at_failure = self.still_there()
@@ -200,7 +201,7 @@ class ByteLedger(TorchDispatchMode):
         if self._asked is None or self.failing is not None or (made.node and self._stop is not None):
             return False
         spot = made.place.spot
-        if not _about(made.nbytes, self._asked) or (
+        if not is_about(made.nbytes, self._asked) or (
             self._line is not None and (spot is None or (spot.file, spot.line) != self._line)
         ):
             return False
@@ -241,7 +242,7 @@ def _is_question(func: Any) -> bool:
     return getattr(func, "namespace", "") == "prim"
 
 
-def _about(nbytes: int, asked: int) -> bool:
+def is_about(nbytes: int, asked: int) -> bool:
     """Whether two sizes are equal up to the rounding of the allocator and of the message."""
     return abs(nbytes - asked) <= max(512, asked // 100)
 

@@ -8,7 +8,7 @@ the training above it. Where it cannot be followed, it is taken to go backward.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Literal
 
@@ -67,8 +67,21 @@ def is_differentiated_later(names: frozenset[str]) -> bool:
     """Whether a function of the user's goes backward through something of one of these names."""
     if not names:
         return False
-    bodies = (node for _, tree in user_trees() for node in ast.walk(tree) if isinstance(node, FUNCTIONS | ast.Module))
-    return any(_Way(body, frozenset(), names=names).goes_backward() for body in bodies if calls_backward(body))
+    return any(
+        _Way(body, frozenset(), names=names).goes_backward() for body in _training(tree for _, tree in user_trees())
+    )
+
+
+def is_name_differentiated(name: str, files: Iterable[str]) -> bool:
+    """Whether one function goes backward through what goes by a name: a variable of its own, or anything else."""
+    bodies = _training(filter(None, map(syntax_tree, files)))
+    return any(_Way(body, frozenset(), names=frozenset({name}), own=name).goes_backward() for body in bodies)
+
+
+def _training(trees: Iterable[ast.Module]) -> Iterator[ast.AST]:
+    """The functions and modules that go backward."""
+    bodies = (node for tree in trees for node in ast.walk(tree) if isinstance(node, FUNCTIONS | ast.Module))
+    return filter(calls_backward, bodies)
 
 
 def backward_around(frame: FrameType, line: int) -> Backward:

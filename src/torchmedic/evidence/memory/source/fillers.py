@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.evidence.leaks.source.sites import Traffic
+from torchmedic.evidence.leaks.source.holder_names import HolderName
+from torchmedic.evidence.leaks.source.sites import Traffic, nodes_of
 from torchmedic.evidence.leaks.source.traffic import traffic
 from torchmedic.evidence.memory.accounting.holder import Holder
 from torchmedic.observe.heap.walk import Held
@@ -26,11 +26,10 @@ from torchmedic.source.objects.parts import is_users
 from torchmedic.source.syntax import (
     ADDING_METHODS,
     CALLABLES,
-    FUNCTIONS,
     LOOPS,
     STORING_METHODS,
     cuts_graph,
-    function_of,
+    function_around,
     has_line,
     nodes_in,
     syntax_tree,
@@ -88,14 +87,6 @@ def _held(holder: Holder) -> Held:
     return Held(holder.path, last, "items", 0, holder.file, 0 if by_attribute else holder.local, via=holder.via)
 
 
-def _wanted(holder: Holder) -> tuple[str, ...]:
-    """How the container is written: `stats['loss']`, and with another name before an attribute."""
-    try:
-        return (ast.unparse(ast.parse(holder.path, mode="eval").body),)
-    except (SyntaxError, ValueError):
-        return (holder.path,)
-
-
 def _sources(holder: Holder) -> Iterator[tuple[str, ast.Module]]:
     files = [holder.file]
     parent = holder.parent
@@ -112,35 +103,35 @@ def _sources(holder: Holder) -> Iterator[tuple[str, ast.Module]]:
             yield file, tree
 
 
-def _scopes(tree: ast.Module, holder: Holder, file: str) -> Iterable[ast.AST]:
-    """The parts of a file where the name means this variable: its function; all of it for a global or attribute."""
-    code = holder.scope
-    if not holder.function or not isinstance(code, types.CodeType) or file != code.co_filename:
-        return (tree,)
-    function = function_of(tree, code)
-    # A closure is filled where it is used and where it was made: look at what is around it as well.
-    return (function,) if function is not None and holder.in_frame and holder.parent is None else (tree,)
-
-
 def assigned_at(holder: Holder) -> list[Filler]:
     """The statements that give a variable or an attribute its value."""
-    wanted = _wanted(holder)
+    name, is_global = HolderName(_held(holder)), not holder.function and holder.parent is None
     found: list[Filler] = []
-    for file, tree in _sources(holder):
-        for scope in _scopes(tree, holder, file):
-            others = _with_own(scope, holder) if scope is tree else frozenset()
-            for node, in_loop in _with_loops(scope, False, others):
-                targets: list[ast.expr] = []
-                if isinstance(node, ast.Assign):
-                    targets = list(flat(node.targets))
-                elif isinstance(node, ast.AnnAssign | ast.AugAssign):
-                    targets = [node.target]
-                elif isinstance(node, ast.For):
-                    targets = list(flat([node.target]))
-                if any(_is(target, wanted, holder) for target in targets):
-                    where: Any = node.iter if isinstance(node, ast.For) else node
-                    found.append(Filler(file, where, getattr(node, "value", None), in_loop))
+    for file, _ in _sources(holder):
+        for node, path in nodes_of(file):
+            match node:
+                case ast.Assign(targets=targets):
+                    where: Any = node
+                case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+                    targets, where = [target], node
+                case ast.For(target=target, iter=where):
+                    targets = [target]
+                case _:
+                    continue
+            here = name.at(path) if name.may_stand(file, path) else None
+            if here is None or not any(here.matches(each) for each in flat(targets)):
+                continue
+            function = function_around(path)
+            if not is_global or function is None or _is_global_in(function, holder):
+                in_loop = any(isinstance(each, LOOPS | CALLABLES) for each in path)
+                found.append(Filler(file, where, getattr(node, "value", None), in_loop))
     return sorted(found, key=lambda filler: (not filler.in_loop, not is_looped(filler)))
+
+
+def _is_global_in(function: ast.AST, holder: Holder) -> bool:
+    """Whether the name of a variable of the module means that variable where a function assigns it."""
+    name = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
+    return any(isinstance(each, ast.Global) and name in each.names for each in ast.walk(function))
 
 
 def is_looped(filler: Filler) -> bool:
@@ -148,44 +139,6 @@ def is_looped(filler: Filler) -> bool:
     tree = syntax_tree(filler.file)
     line = filler.node.lineno
     return any(isinstance(node, LOOPS) and any(has_line(each, line) for each in node.body) for node in nodes_in(tree))
-
-
-def _with_own(tree: ast.AST, holder: Holder) -> frozenset[ast.AST]:
-    """The functions in which the name of a variable of the module means one of their own."""
-    if holder.function or holder.parent is not None:
-        return frozenset()
-    name = re.split(r"[.\[]", holder.path, maxsplit=1)[0]
-    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
-    return frozenset(
-        node
-        for node in functions
-        if not any(isinstance(each, ast.Global) and name in each.names for each in ast.walk(node))
-    )
-
-
-def _with_loops(node: ast.AST, in_loop: bool, without: frozenset[ast.AST]) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node with whether it is run again and again: in a loop, or in a function, which is called."""
-    for child in ast.iter_child_nodes(node):
-        if child in without:
-            continue
-        inside = in_loop or isinstance(node, LOOPS | CALLABLES)
-        yield child, inside
-        yield from _with_loops(child, inside, without)
-
-
-def _is(node: ast.expr, wanted: tuple[str, ...], holder: Holder) -> bool:
-    """Whether an expression names the container: as the path does, or by its attribute on whatever object."""
-    if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
-        return False
-    if holder.attribute and holder.parent is not None:
-        if isinstance(node, ast.Subscript):
-            return "[" in wanted[0] and _is(node.value, wanted, holder)
-        return isinstance(node, ast.Attribute) and node.attr == holder.attribute
-    if ast.unparse(node) in wanted:
-        return True
-    return isinstance(node, ast.Subscript) and (
-        _is(node.value, wanted, holder) or wanted[0].startswith(ast.unparse(node.value) + "[")
-    )
 
 
 def given_at(holder: Holder, trees: Iterable[tuple[str, ast.Module]]) -> Iterator[tuple[str, ast.Call]]:

@@ -15,7 +15,17 @@ import torch
 
 from torchmedic.evidence.memory.source.fillers import Filler
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, first_line, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    callee,
+    calls_in,
+    first_line,
+    has_line,
+    innermost,
+    nodes_in,
+    syntax_tree,
+)
 from torchmedic.source.user_variables import loaded_files
 
 _UNSEEN = frozenset("forward __call__ __getitem__ __getitems__ __next__".split())  # called without their names
@@ -38,7 +48,8 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
         if not frame.is_user and not _is_torchs(frame):
             # A trainer of a library, which calls what it was given in a loop of its own.
             under_way = {inner.function for inner in frames[position + 1 :] if inner.file == filler.file}
-            if not around.isdisjoint(under_way) and _is_in_loop(frame):
+            source = syntax_tree(frame.file, frame.live.f_globals)
+            if not around.isdisjoint(under_way) and innermost(source, frame.line, LOOPS) is not None:
                 return True
         tree = syntax_tree(frame.file, frame.live.f_globals) if frame.is_user else None
         for loop in nodes_in(tree):
@@ -58,11 +69,6 @@ def is_run_again(filler: Filler, frames: Sequence[Frame], modules: Iterable[torc
 def _is_torchs(frame: Frame) -> bool:
     """Whether a frame is torch's: its containers go through their layers in a loop, once in each step."""
     return str(frame.live.f_globals.get("__name__", "")).partition(".")[0] == "torch"
-
-
-def _is_in_loop(frame: Frame) -> bool:
-    tree = syntax_tree(frame.file, frame.live.f_globals)
-    return any(isinstance(node, LOOPS) and has_line(node, frame.line) for node in nodes_in(tree))
 
 
 def _called(tree: ast.AST) -> set[str]:
