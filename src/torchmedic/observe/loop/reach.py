@@ -117,7 +117,7 @@ class Reach:
         if len(without) > _MAX_LAYERS or not (trained or is_foreign):
             return
         if is_foreign:  # a loss for a network that no optimizer has, as for the second of two critics
-            known = [weight for _, weight in without if type(weight) is torch.nn.Parameter and not weight.is_meta]
+            known = [weight for _, weight in without if _is_readable(weight)]
             self.ownerless |= {id(weight): Ownerless(weight, step, is_between=False) for weight in known}
             return
         bare = lost - {id(weight) for _, weight in without}
@@ -128,7 +128,7 @@ class Reach:
         nearest = _nearest(starts, trained)
         alone = {node for term in _terms(starts) if (behind := _without_owner(term, owned)) for node in behind}
         for node, weight in without:
-            if id(weight) not in self.ownerless and type(weight) is torch.nn.Parameter and not weight.is_meta:
+            if id(weight) not in self.ownerless and _is_readable(weight):
                 is_between = node in nearest and any(behind in trained for behind in walk([node], most=_MAX_NODES))
                 one = Ownerless(weight, step, is_between=is_between, is_alone=node in alone)
                 one.gives_back = node in giving_back
@@ -239,6 +239,12 @@ def _nearest(starts: list[Any], trained: set[Any]) -> set[Any]:
             seen.add(node)
             pending.extend(following(node))
     return seen
+
+
+def _is_readable(weight: torch.Tensor) -> bool:
+    """Whether a weight has values to compare; a wrapper that spreads weights over ranks empties those it gathered."""
+    is_usual = type(weight) is torch.nn.Parameter and not weight.is_meta
+    return is_usual and weight.untyped_storage().nbytes() >= weight.nbytes
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
