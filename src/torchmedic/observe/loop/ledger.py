@@ -378,7 +378,7 @@ class Habits(Numbering):
         sampler = iterator._index_sampler
         if self.steps or not self.optimizers or not torch.is_grad_enabled():
             return  # not a loop that trains
-        if not isinstance(sampler, BatchSampler) or len(sampler):
+        if not isinstance(sampler, BatchSampler) or not _is_empty(sampler):
             return
         place = self._where(frame)[1]
         if place.line and self.empty is None:
@@ -425,3 +425,10 @@ class Habits(Numbering):
         self._has_labels = self._has_labels or bool(look.labels)
         fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn)
         self._add("fetch", whose, frame, fact)
+
+
+def _is_empty(sampler: BatchSampler) -> bool:
+    try:
+        return not len(sampler)
+    except Exception:  # a sampler without an end has no length, and that of the user may raise anything
+        return False
