@@ -21,12 +21,7 @@ def results(folder: Path, name: str, count: int, times: int) -> list[Result]:
     return msgspec.json.decode(finished.stdout.splitlines()[-1], type=list[Result])
 
 
-IN_SHORT = {"adam", "scaler", "batch_norm", "gan"}  # the loops that `make test` runs
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS]
-)
+@pytest.mark.parametrize("name", LOOPS)
 def test_one_fault_at_any_operation(name: str, tmp_path: Path) -> None:
     found = results(tmp_path, name, 30, 1)
     seen = Counter(how for each in found for how in each.how)
@@ -36,7 +31,7 @@ def test_one_fault_at_any_operation(name: str, tmp_path: Path) -> None:
     assert seen["forward retry"] + seen["update retry"] >= 3
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS])
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_one_fault_in_a_framework(name: str, tmp_path: Path) -> None:
     found = results(tmp_path, name, 30, 1)
     # The guard is up from the first optimizer on: what a framework does before that is no training step.
