@@ -6,6 +6,7 @@ in the speed of the machine cancel. Two processes of one kind can differ by more
 is laid out differently. So there are several of each kind, and the lower quartiles are compared.
 
     python benchmarks/turns.py [--device cuda] [--models mlp cnn] [--processes 4] [--seconds 20] [--clock cpu]
+    python benchmarks/turns.py --kinds plain torchmedic recover      # `recover` is torchmedic run --recover safe
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def measure(
             for kind in kinds:
                 # A process that waits for its turn is no stall.
                 watched = ["-m", "torchmedic", "run", "--stall-after", "0", "--output", f"{folder}/{kind}-{number}"]
+                watched += ["--recover", "safe"] if kind == "recover" else []
                 watched = watched if kind != "plain" else []
                 started.append(Process(kind, [sys.executable, *watched, *script, "--kind", kind]))
                 closing.callback(started[-1].close)
