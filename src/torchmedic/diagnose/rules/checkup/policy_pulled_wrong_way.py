@@ -37,24 +37,23 @@ def _entropy(evidence: CheckUp, graph: LossGraph, entropy: Node) -> Draft:
     draft = check.draft(evidence, "likely")
     draft.message = "the entropy of the policy is made small: the policy stops exploring"
     draft.cause = "the loss adds the entropy with a factor above 0, and training makes the loss small"
-    added = max(_above(graph, entropy), key=lambda node: node.sequence, default=entropy)
-    draft.at(evidence.of_node("cause", added, "adds the entropy"))
+    draft.at(evidence.of_node("cause", _counted(graph, entropy), "the entropy counts with a factor above 0"))
     draft.at(evidence.of_node("origin", entropy, "the entropy"))
     draft.because("the same loss multiplies log-probabilities of the policy by an advantage")
     draft.help("subtract the entropy from the loss", safety="changes-training")
     return draft.about(step=graph.step).rated("warning")
 
 
-def _above(graph: LossGraph, entropy: Node) -> list[Node]:
-    """The sums that a node is a part of, as it is or but for factors and means."""
-    below = {entropy.number}
-    found: list[Node] = []
+def _counted(graph: LossGraph, entropy: Node) -> Node:
+    """The last factor of an entropy before it becomes a part of a sum; the sum, where there is no factor."""
+    on_the_way, last = {entropy.number}, None
     for node in sorted(graph.nodes, key=lambda each: each.sequence):
-        if node.sequence > entropy.sequence and not below.isdisjoint(node.behind):
-            below.add(node.number)
-            is_sum = node.kind in ("AddBackward", "SubBackward", "RsubBackward") and not node.shape
-            found += [node] if is_sum else []
-    return found[:1]
+        if node.sequence > entropy.sequence and not on_the_way.isdisjoint(node.behind):
+            if node.kind in ("AddBackward", "SubBackward", "RsubBackward") and not node.shape and not node.missing:
+                return last or node
+            on_the_way.add(node.number)
+            last = node if node.factor is not None else last
+    return last or entropy
 
 
 def _advantage(evidence: CheckUp, graph: LossGraph, term: PolicyTerm) -> Draft:
