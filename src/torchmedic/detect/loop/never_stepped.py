@@ -32,6 +32,7 @@ _MIN_BACKWARDS = 16  # whose gradients were cleared
 _MIN_TURNS = 6  # whose gradients were cleared, where the source shows that the optimizer never steps
 _MIN_CLEARS = 2  # of the gradients of many calls of backward, which were added up
 _MIN_PASSES = 3  # over the data, without an update
+_NUMBERS = ("item", "float", "norm", "clip_grad_norm_", "get_total_norm")
 _MIN_ACCUMULATED = 48  # calls of backward whose gradients were added up and cleared
 
 
@@ -67,6 +68,8 @@ def _never(habits: Habits, watched: Watched, *, has_steps: bool) -> Iterator[Loo
     writes = {state.weight_writes for event in events if (state := event.states.get(watched.number)) is not None}
     if len(writes) != 1:
         return  # the weights are updated by hand
+    if not has_steps and _are_collected(backwards[-1].place):
+        return
     other = _step_in_its_place(events, watched.number)
     backward = backwards[-1].place
     if not has_steps and _comes_later(backward):
@@ -127,6 +130,23 @@ def _step_in_its_place(events: list[Event], number: int) -> Place | None:
             found[cleared == number].add(event.place)
     only = found[True] - found[False]
     return only.pop() if len(only) == 1 else None
+
+
+def _are_collected(backward: Place) -> bool:
+    """Whether the loop that calls backward keeps the gradients themselves, as for a kernel or a statistic of them."""
+    tree = syntax_tree(backward.file)
+    loop = innermost(tree, backward.line, LOOPS)
+    for node in nodes_in(loop) if loop is not None else ():
+        kept = [node.value] if isinstance(node, ast.Assign | ast.AugAssign) else []
+        kept += node.args if isinstance(node, ast.Call) and callee(node) in ("append", "add_") else []
+        numbers = {part for one in kept for call in calls_in(one, *_NUMBERS) for part in ast.walk(call)}
+        if any(
+            isinstance(part, ast.Attribute) and part.attr == "grad" and part not in numbers
+            for one in kept
+            for part in ast.walk(one)
+        ):
+            return True
+    return False
 
 
 def _clears(before: Event, after: Event, number: int) -> bool:

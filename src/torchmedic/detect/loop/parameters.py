@@ -45,7 +45,8 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     if len(steps) < _MIN_STEPS or not living or not reach.complete or reach.walks < 3:
         return
     for load in habits.unmatched:
-        if load.place.line and habits.thing(load.module) is not None:
+        module = habits.thing(load.module)
+        if load.place.line and module is not None and load.given not in dict(module.named_parameters()):
             yield NothingLoaded(step=steps[-1].step, cause=load.place, load=load)
     yield from new_leaves.find(habits, steps)
     yield from ownerless.find_thawed(habits, steps)

@@ -3,6 +3,7 @@
 An operation of torch's without a trailing underscore changes nothing: it returns a new tensor. As a statement of its
 own it has no effect. Neither has an assignment to the variable of a loop over parameters that nothing reads afterwards:
 the name gets another value, the parameter stays as it is. Only functions that the running code names are looked at.
+Left alone are operands that nobody reads, as of a trial or a warm-up: there the twin in place would change nothing.
 """
 
 from __future__ import annotations
@@ -12,15 +13,27 @@ import functools
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import torch
 
 from torchmedic.detect.loop.incident import LoopIncident, ResultThrownAway
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, callee, function_of, is_module, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.syntax import (
+    CALLABLES,
+    FUNCTIONS,
+    LOOPS,
+    callee,
+    function_of,
+    has_line,
+    is_module,
+    nodes_in,
+    own_nodes,
+    syntax_tree,
+)
 from torchmedic.source.user_code import is_user_file
-from torchmedic.source.user_variables import user_trees
+from torchmedic.source.user_variables import roots, user_trees
 
 _MIN_STEPS = 6
 _MAX_FUNCTIONS = 400
@@ -30,6 +43,7 @@ _UNMISTAKABLE = frozenset(
     "tril triu lerp addcmul addcdiv".split()
 )
 _PARAMETERS = frozenset("parameters named_parameters buffers named_buffers".split())
+_MODULES = frozenset("torch th F functional".split())
 _NUMBERS = frozenset("float int abs min max len".split())
 
 
@@ -39,8 +53,9 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     found = [(file, *each) for file, tree in user_trees() for each in _in_file(tree)]
     running = set(_functions()) if found else set()
     own = {function.name for function in running if isinstance(function, FUNCTIONS)}
+    others = {(file, name) for file, _, name, value in roots(sys._getframe()) if not _may_be_tensor(value)}
     for file, function, statement, what in found:
-        if function in running and what not in own:
+        if function in running and what not in own and (file, _operand(statement)) not in others:
             yield ResultThrownAway(
                 step=habits.steps,
                 cause=Place(file, statement.lineno),
@@ -53,7 +68,13 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 @functools.lru_cache(maxsize=256)
 def _in_file(tree: ast.Module) -> tuple[tuple[ast.AST, ast.Expr | ast.Assign, str], ...]:
     functions = [tree, *(node for node in nodes_in(tree) if isinstance(node, FUNCTIONS))]
-    return tuple((function, *each) for function in functions for each in thrown_away(function))
+    found = [(function, *each) for function in functions for each in thrown_away(function)]
+    strange = {  # what is no tensor, as its attributes show
+        ast.unparse(node.value)
+        for node in (nodes_in(tree) if found else ())
+        if isinstance(node, ast.Attribute) and not hasattr(torch.Tensor, node.attr)
+    }
+    return tuple(each for each in found if isinstance(each[1], ast.Assign) or _operand(each[1]) not in strange)
 
 
 def _functions() -> Iterator[ast.AST]:
@@ -89,12 +110,46 @@ def thrown_away(function: ast.AST) -> Iterator[tuple[ast.Expr | ast.Assign, str]
     for node in own_nodes(function):
         match node:
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name)) as call) if name in _UNMISTAKABLE:
-                if not any(given.arg in ("out", None) for given in call.keywords):
+                if not any(given.arg in ("out", None) for given in call.keywords) and _is_kept(function, node):
                     yield node, name
             case ast.For(iter=iterable) if any(
                 isinstance(each, ast.Call) and callee(each) in _PARAMETERS for each in ast.walk(iterable)
             ):
                 yield from _rebound(function, node)
+
+
+def _operand(statement: ast.AST) -> str:
+    """The source of the tensor that a call is made on; empty where that is a value which nobody else can have."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=module)), args=[operand, *_])) if (
+            module in _MODULES
+        ):
+            part = operand
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=operand))):
+            part = operand
+        case _:
+            return ""
+    while True:
+        match part:
+            case ast.Attribute(value=inner) | ast.Subscript(value=inner):
+                part = inner
+            case ast.Call(func=ast.Attribute(value=inner, attr="detach")):
+                part = inner
+            case _:
+                return ast.unparse(operand) if isinstance(part, ast.Name) else ""
+
+
+def _is_kept(function: ast.AST, statement: ast.Expr) -> bool:
+    """Whether somebody may read the operand of a call at another place."""
+    operand = _operand(statement)
+    own = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == operand]
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == operand]
+    is_made_here = any(isinstance(node.ctx, ast.Store) for node in nodes)
+    return bool(operand) and not (is_made_here and all(node in own for node in nodes if isinstance(node.ctx, ast.Load)))
+
+
+def _may_be_tensor(value: Any) -> bool:
+    return value is None or isinstance(value, torch.Tensor)
 
 
 def _rebound(function: ast.AST, loop: ast.For) -> Iterator[tuple[ast.Assign, str]]:
@@ -131,12 +186,23 @@ def _is_read(function: ast.AST, loop: ast.For, statement: ast.Assign, name: str)
         if isinstance(each, ast.For | ast.comprehension) and each is not loop
         if any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(each.target))
     ]
-    elsewhere = {id(part) for other in others for part in ast.walk(other)}
+    inner = [node for node in own_nodes(loop) if isinstance(node, LOOPS) and has_line(node, statement.lineno)]
+    own = set(ast.walk(statement))
+    again = {part for node in inner for part in ast.walk(node)} - own  # read in the next turn
+    elsewhere = {part for other in others for part in ast.walk(other)} | own
+    closures = {part for node in ast.walk(function) if _takes(node, name, function) for part in ast.walk(node)}
+    end = (statement.end_lineno or 0, statement.end_col_offset or 0)
     return any(
-        isinstance(node, ast.Name)
-        and node.id == name
-        and isinstance(node.ctx, ast.Load)
-        and node.lineno > (statement.end_lineno or statement.lineno)
-        and id(node) not in elsewhere
+        node in again or node in closures or ((node.lineno, node.col_offset) >= end and node not in elsewhere)
         for node in ast.walk(function)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
     )
+
+
+def _takes(node: ast.AST, name: str, around: ast.AST) -> bool:
+    """Whether this is a function inside of another that takes a name from there."""
+    if not isinstance(node, CALLABLES) or node is around:
+        return False
+    arguments = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    stored = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    return name not in arguments | stored

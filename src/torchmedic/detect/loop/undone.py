@@ -19,8 +19,9 @@ _MIN_UPDATES = 12
 _MIN_SHRINK = 0.05  # of a weight per update: nothing is left of an update after a few dozen others
 _COLLAPSED = 0.5  # of the norm of all matrices before the first update
 _END = 1 << 30
-_WRITERS = frozenset(
-    "load_state_dict copy_ reset_parameters apply vector_to_parameters _foreach_copy_ normal_ uniform_ zero_ fill_ "
+_COPIES = frozenset("load_state_dict copy_ vector_to_parameters _foreach_copy_ data".split())
+_WRITERS = _COPIES | frozenset(
+    "reset_parameters apply normal_ uniform_ zero_ fill_ "
     "xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ trunc_normal_ constant_ zeros_".split()
 )
 
@@ -33,9 +34,12 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         update = steps[-1].place
         found = watched.overwrites.found
         if found is not None:
+            writers = list(_writers(found.after, found.before, _WRITERS))
+            if found.is_new and any(_writers(found.after, found.before, _COPIES)):
+                continue  # one network for many sets of weights, each of which is kept elsewhere
             yield UpdatesUndone(
                 step=habits.steps,
-                cause=_writer(found.after, found.before) or update,
+                cause=writers[0] if len(writers) == 1 else update,
                 optimizer=number,
                 update=update,
                 updates=found.cycles,
@@ -79,19 +83,19 @@ def _shrink(optimizer: Any, group: dict[str, Any]) -> float | None:
     return rate * decay if name == "AdamW" or group.get("decoupled_weight_decay") else None
 
 
-def _writer(after: Place, before: Place) -> Place | None:
-    """The only statement that runs between two lines of the loop and may write to weights."""
+def _writers(after: Place, before: Place, names: frozenset[str]) -> Iterator[Place]:
+    """The statements that run between two lines of the loop and may write to weights, by functions of these names."""
     is_same = after.file == before.file and _around(after) is _around(before)
     spans = [(after, after.line, before.line)] if is_same else [(after, after.line, _END), (before, 0, before.line)]
     found: set[Place] = set()
     for place, low, high in spans:
         around = _around(place) if place.line else None
         for node in own_nodes(around) if around is not None else ():
-            if not isinstance(node, ast.Expr | ast.Assign) or not _writes(node, depth=2):
+            if not isinstance(node, ast.Expr | ast.Assign) or not _writes(node, names, depth=2):
                 continue
             if low < node.lineno < high if low < high else not high <= node.lineno <= low:
                 found.add(Place(place.file, node.lineno))
-    return found.pop() if len(found) == 1 else None
+    yield from found
 
 
 def _around(place: Place) -> ast.AST | None:
@@ -99,17 +103,18 @@ def _around(place: Place) -> ast.AST | None:
     return innermost(tree, place.line, FUNCTIONS) or tree
 
 
-def _writes(node: ast.AST, depth: int) -> bool:
+def _writes(node: ast.AST, names: frozenset[str], depth: int) -> bool:
     """Whether a statement calls something that writes to weights, directly or in a function of the user's."""
-    names = {callee(call) for call in ast.walk(node) if isinstance(call, ast.Call)}
-    if names & _WRITERS or any(isinstance(part, ast.Attribute) and part.attr == "data" for part in ast.walk(node)):
+    called = {callee(call) for call in ast.walk(node) if isinstance(call, ast.Call)}
+    called |= {"data" for part in ast.walk(node) if isinstance(part, ast.Attribute) and part.attr == "data"}
+    if called & names:
         return True
     if not depth:
         return False
     return any(
         isinstance(function, FUNCTIONS)
-        and function.name in names
-        and any(_writes(statement, depth - 1) for statement in function.body)
+        and function.name in called
+        and any(_writes(statement, names, depth - 1) for statement in function.body)
         for _, tree in user_trees()
         for function in nodes_in(tree)
     )

@@ -38,6 +38,7 @@ class DeadEnd(NamedTuple):
     kind: str
     name: str
     inputs: tuple[int, ...]
+    shape: tuple[int, ...] = ()  # of the zeros
 
 
 class DeadEnds(TorchDispatchMode):
@@ -96,7 +97,8 @@ class DeadEnds(TorchDispatchMode):
         if func in _MATRICES:
             places = _MATRICES[func]
             empty = [place for place in places if _is_readable(args[place]) and not bool(args[place].any())]
-            return DeadEnd("zeros", "product", tuple(set(places) - set(empty))) if len(empty) == 1 else None
+            if len(empty) == 1:
+                return DeadEnd("zeros", "product", tuple(set(places) - set(empty)), tuple(args[empty[0]].shape))
         return None
 
 

@@ -140,14 +140,32 @@ def may_leave_out_targets(graph: LossGraph, call: LossCall) -> bool:
     return False
 
 
-def factor_of(kind: str, raw: Any) -> float | None:
-    """The number that a tensor is multiplied by, or whose inverse for a division; None where it is not a number."""
-    if kind not in _SCALING:
-        return None
+def signed_kind(kind: str, raw: Any) -> str:
+    """The kind of a node: a sum with an `alpha` below 0 is a difference, and the other way round."""
+    other = {"AddBackward": "SubBackward", "SubBackward": "AddBackward"}.get(kind, "")
+    alpha = getattr(raw, "_saved_alpha", 1) if other else 1
+    return other if isinstance(alpha, float | int) and alpha < 0 else kind
+
+
+def is_mixed(kind: str, raw: Any) -> bool:
+    """Whether the sign of a product is not that of its factor with a graph: the other one is 0, or of both signs."""
+    other = _other_factor(kind, raw)
+    if isinstance(other, torch.Tensor):
+        values = _readable(other) if other.is_cpu and other.numel() <= _MAX_COMPARED else None
+        return values is not None and (not bool(values.any()) or bool((values < 0).any()))
+    return type(other) in (float, int) and not other
+
+
+def _other_factor(kind: str, raw: Any) -> Any:
     try:
-        other = raw._saved_other
+        return raw._saved_other if kind in _SCALING else None
     except RuntimeError:
         return None  # overwritten since
+
+
+def factor_of(kind: str, raw: Any) -> float | None:
+    """The number that a tensor is multiplied by, or whose inverse for a division; None where it is not a number."""
+    other = _other_factor(kind, raw)
     if isinstance(other, torch.Tensor):
         if other.dim() or not other.is_cpu or other.is_complex() or other.is_meta:
             return None

@@ -22,11 +22,13 @@ from torchmedic.observe.checkup.graph_facts import (
     count_outside,
     factor_of,
     is_closed,
+    is_mixed,
     is_stretched,
     is_too_high,
     largest_given,
     loss_of_knowing_nothing,
     promotions,
+    signed_kind,
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
@@ -62,12 +64,12 @@ class Node:
 
     __slots__ = (
         *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
-        *("missing", "number", "sequence", "shape", "still", "zero"),
+        *("missing", "mixed", "number", "sequence", "shape", "still", "zero"),
     )
 
     def __init__(self, number: int, raw: Any) -> None:
         self.number = number
-        self.kind = name_of(raw).rstrip("0123456789")
+        self.kind = signed_kind(name_of(raw).rstrip("0123456789"), raw)
         self.sequence = int(raw._sequence_nr())
         self.behind: list[int] = []
         self.missing: list[int] = []  # the positions of inputs that are no part of the graph
@@ -84,6 +86,7 @@ class Node:
         self.last_of: int | None = None  # the dimension whose last element a node takes
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
+        self.mixed = False  # the other factor of a product is 0, or has values below 0 and above
         self.still: Any = None  # for a trained weight: whether its gradient is 0; a tensor until it is read
         self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
@@ -279,7 +282,9 @@ class LossGraph:
             for position, (later, _) in enumerate(raw.next_functions):
                 if later is None:
                     node.missing.append(position)
-                    node.factor = factor_of(node.kind, raw) if position == 1 and self._may_read else None
+                    if position == 1 and self._may_read:
+                        node.factor = factor_of(node.kind, raw)
+                        node.mixed = node.factor is None and is_mixed(node.kind, raw)
                     continue
                 if later not in self._numbers:
                     if len(self.nodes) >= _MAX_NODES:

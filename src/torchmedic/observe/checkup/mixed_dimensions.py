@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,18 @@ def _transposed(graph: LossGraph, node: Node) -> Node | None:
         if behind.leaf is not None or _sizes(behind) == _sizes(node):
             return None
         if sorted(_sizes(behind)) == sorted(_sizes(node)):
-            return behind
+            return None if _is_free(graph, behind, _sizes(node)) else behind
     return None
+
+
+def _is_free(graph: LossGraph, source: Node, after: list[int]) -> bool:
+    """Whether the exchanged dimensions are those of one row of a layer's outputs, which have no order of their own."""
+    before = _sizes(source)
+    kept = next(place for place, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
+    row = math.prod(before[kept:])
+    while source.kind in VIEWS and len(source.behind) == 1:
+        source = graph.nodes[source.behind[0]]
+    return _sizes(source) == [*before[:kept], row]
 
 
 def _sizes(node: Node) -> list[int]:

@@ -65,21 +65,34 @@ def advantages_with_graph(graph: LossGraph) -> Iterator[PolicyTerm]:
 
 
 def added_entropies(graph: LossGraph) -> list[Node]:
-    """The entropies that the loss adds, while it subtracts log-probabilities times an advantage.
+    """The entropies that the loss adds, while it subtracts log-probabilities of the same outputs times an advantage.
 
-    Where the products are added, the value is an objective: it is made large, and so is its entropy.
+    Where the products are added, the value is an objective: it is made large, and so is its entropy. An entropy of
+    other outputs may be made small on purpose, as that of examples without a label.
     """
     products = {term.product.number for term in policy_terms(graph)}
     roots = [(root.node, 1) for root in graph.roots if root.node is not None and root.size == 1]
     added: list[Node] = []
-    is_loss = False
+    scored: list[Node] = []
     for node, sign in _signed(graph, roots):
         if node.made_by == "entropy":
             added += [node] if sign > 0 else []
         elif node.number in products:
             sides = [(number, sign) for number in node.behind]
-            is_loss |= any(turned < 0 for each, turned in _signed(graph, sides) if each.made_by == "log_prob")
-    return added if is_loss else []
+            scored += [each for each, turned in _signed(graph, sides) if each.made_by == "log_prob" and turned < 0]
+    of_policy = set[int]().union(*(_computed(graph, each) for each in scored)) if added else set()
+    return [node for node in added if not of_policy.isdisjoint(_computed(graph, node))]
+
+
+def _computed(graph: LossGraph, node: Node) -> set[int]:
+    """The numbers of a node and of all nodes below it but for the leaves."""
+    pending, seen = [node.number], set[int]()
+    while pending:
+        number = pending.pop()
+        if number not in seen and graph.nodes[number].behind:
+            seen.add(number)
+            pending += graph.nodes[number].behind
+    return seen
 
 
 def _signed(graph: LossGraph, pending: list[tuple[int, int]]) -> Iterator[tuple[Node, int]]:
@@ -92,7 +105,9 @@ def _signed(graph: LossGraph, pending: list[tuple[int, int]]) -> Iterator[tuple[
         seen.add((number, sign))
         node = graph.nodes[number]
         yield node, sign
-        if not node.made_by and (is_linear(node) or node.kind in _MORE_LINEAR or node.kind in _OF_RATIO):
+        if node.made_by or node.mixed:
+            continue
+        if is_linear(node) or node.kind in _MORE_LINEAR or node.kind in _OF_RATIO:
             turned = _turned(node)
             pending += [(later, -sign if place in turned else sign) for place, later in node.inputs()]
 

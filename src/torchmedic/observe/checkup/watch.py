@@ -210,7 +210,7 @@ class Checkup:
                 if graph.is_zero is None and graph.gates():
                     graph.is_zero = all_zero(gradients)
                 if not self._phases.late_looks:
-                    note_zero_weights(graph, parameters)
+                    note_zero_weights(graph, parameters, _updates(optimizer))
         self.terms.step_begins(optimizer, self._fresh)
 
     def _ask_for_phase(self, optimizer: Any) -> None:
@@ -303,6 +303,12 @@ class Checkup:
         """Watch the terms of a loss in the next step, unless cuts are watched: both replace the same methods."""
         if not self.unreached.cuts.armed and not self.births.refused:
             self.terms.watch()
+
+
+def _updates(optimizer: Any) -> bool:
+    """Whether a learning rate is above 0, as far as that can be told without waiting for a device."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return any(isinstance(rate, torch.Tensor) or rate != 0 for rate in rates)
 
 
 def _is_plain_backward() -> bool:

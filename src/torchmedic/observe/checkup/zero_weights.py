@@ -27,16 +27,21 @@ class ZeroProduct(NamedTuple):
     weights: tuple[torch.Tensor, torch.Tensor]
 
 
-def note_zero_weights(graph: LossGraph, optimized: Sequence[torch.Tensor]) -> None:
-    """Look at the weights of a graph whose gradients are there: whether the gradient is 0, and the weight as well."""
+def note_zero_weights(graph: LossGraph, optimized: Sequence[torch.Tensor], is_update: bool) -> None:
+    """Look at the weights of a graph whose gradients are there: whether the gradient is 0, and the weight as well.
+
+    With a learning rate of 0, as at the start of a warm-up, a gradient of 0 tells nothing about the next step.
+    """
     wanted = {id(tensor) for tensor in optimized}
     leaves = [node for node in graph.nodes if node.leaf is not None][:_MAX_LEAVES]
     for node in leaves:
         tensor = node.leaf() if node.leaf is not None else None
-        if tensor is not None and id(tensor) in wanted and _is_readable(tensor):
+        gradient = tensor.grad if tensor is not None and id(tensor) in wanted and _is_readable(tensor) else None
+        if tensor is not None and gradient is not None:
             with torch.no_grad():
-                node.still = ~tensor.grad.any() if tensor.grad is not None else None
-                node.zero = node.still & ~tensor.detach().reshape(-1)[:_MAX_SAMPLE].any()
+                still = ~gradient.any()
+                node.still = still if is_update else None
+                node.zero = still & ~tensor.detach().reshape(-1)[:_MAX_SAMPLE].any()
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:

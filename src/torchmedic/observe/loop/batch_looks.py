@@ -54,14 +54,28 @@ def look_at(batch: Any) -> BatchLook:
 
 
 def targets_of(roots: Iterable[Any]) -> frozenset[int]:
-    """Numbers for the targets that a loss function of torch's was given, as `labels` of a batch has them."""
-    found: set[int] = set()
+    """Numbers for the targets that a loss function of torch's was given, as `labels` of a batch has them.
+
+    Targets that the model is given as well, by an embedding or as indicators, are no labels of other inputs.
+    """
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in ("target", "indices", "mat1")}
     for node in walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), most=_MAX_NODES):
-        with suppress(RuntimeError):  # freed, or overwritten since
-            target = getattr(node, "_saved_target", None)
-            if type(target) is torch.Tensor and (target.is_cpu or _may_wait(target)):
-                found.add(_number(target))
-    return frozenset(found)
+        for name, tensors in found.items():
+            with suppress(RuntimeError):  # freed, or overwritten since
+                tensor = getattr(node, f"_saved_{name}", None)
+                if type(tensor) is torch.Tensor and (tensor.is_cpu or _may_wait(tensor)):
+                    tensors.append(tensor)
+    given = {_number(indices) for indices in found["indices"]}
+    targets = {_number(one): one for one in found["target"] if not any(_indicates(mat, one) for mat in found["mat1"])}
+    return frozenset(targets.keys() - given)
+
+
+def _indicates(given: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether a layer was given a column that tells the items of the first target's class from the others."""
+    if target.dim() != 1 or given.shape[0] != len(target) or given.device != target.device:
+        return False
+    is_first = (target == target[0]).to(given.dtype)
+    return bool((given == is_first[:, None]).all(0).any()) and not bool(is_first.all())
 
 
 def _may_wait(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,8 @@ from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, s
 
 # With any of these a name may be used without being written.
 INDIRECT_READS = frozenset(
-    "getattr children named_children modules named_modules _modules locals vars __dict__ eval".split()
+    "getattr attrgetter get_submodule children named_children modules named_modules _modules locals vars __dict__ "
+    "eval".split()
 )
 
 

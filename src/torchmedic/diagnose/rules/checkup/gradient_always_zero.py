@@ -2,8 +2,8 @@
 
 What: backward ran, and the gradient of a layer was 0 everywhere in several steps. Each path from the loss to the layer
 contains an operation whose result does not depend on the layer: a difference or a ratio of two equal tensors, a layer
-norm over one value, a clamp whose lower bound is above its upper bound. Or the layer was given nothing but zeros in
-each of several calls.
+norm over one value, a clamp whose lower bound is above its upper bound. Or a recurrent layer was given nothing but
+zeros as its state in each of several calls.
 
 Why: the same values stand on both sides: the ratio of a policy to the same policy, a positive and a negative example
 that are the same example, a mean over one value. Or a hidden state is not passed on from call to call, so each call
@@ -56,6 +56,7 @@ def check(evidence: CheckUp) -> Draft | None:
         of_weights = [(tensor, _node_of(graph, tensor)) for tensor in _candidates(evidence, graph)]
         lost = [tensor for tensor, node in of_weights if node is not None and node.number not in reached]
         ends = [node for node in graph.nodes if node.number in reached and node.sequence in graph.dead_ends]
+        ends = [node for node in ends if graph.dead_ends[node.sequence].kind != "zeros" or _may_be_state(graph, node)]
         for tensor in lost:
             found = [node for node in ends if _leads_to(graph, node, tensor)]
             kinds = {graph.dead_ends[node.sequence].kind for node in found}
@@ -101,6 +102,18 @@ def _leads_to(graph: LossGraph, node: Node, tensor: torch.Tensor) -> bool:
     if dead.kind == "zeros":  # what else lies behind the other factor is not the layer
         return any(graph.value_of(graph.nodes[number]) is _node_of(graph, tensor) for number in closed)
     return any(leaf is tensor for number in closed for leaf in graph.leaves_below(number))
+
+
+def _may_be_state(graph: LossGraph, product: Node) -> bool:
+    """Whether something of the shape of the zeros is computed with a product, which the next call could be given.
+
+    An encoder that is given zeros, as for a part of the input that comes later, computes no such thing.
+    """
+    on_the_way = {product.number}
+    for node in sorted(graph.nodes, key=lambda each: each.sequence):
+        if node.sequence > product.sequence and not on_the_way.isdisjoint(node.behind):
+            on_the_way.add(node.number)
+    return any(graph.nodes[number].shape == graph.dead_ends[product.sequence].shape for number in on_the_way)
 
 
 def _diagnosis(evidence: CheckUp, graph: LossGraph, end: Node, lost: list[torch.Tensor]) -> Draft:

@@ -68,7 +68,10 @@ def _discarded_sum() -> Location | None:
         for block in nodes_in(tree)
         if isinstance(block, FUNCTIONS | ast.For | ast.While)
         for node in ast.walk(block)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.BinOp) and _has_lost_term(node, block)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.BinOp)
+        and isinstance(node.value.op, ast.Add | ast.Sub)
+        if _has_lost_term(node, block)
     }
     place = next(iter(found), None)
     return (
@@ -87,8 +90,8 @@ def _has_lost_term(statement: ast.Expr, block: ast.AST) -> bool:
 def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location, str] | None:
     """The line that calls a layer and puts what it gives into a variable that nothing in its function reads."""
     called = evidence.unreached.cuts.call_of(layer) if evidence.unreached is not None else None
-    if called is None or not called.once or not called.with_gradient or not called.sites:
-        return None
+    if called is None or not called.once or not called.with_gradient or not called.sites or layer._forward_hooks:
+        return None  # a hook may take the result
     spot = spot_of(called.sites[0])
     unread = unread_result(spot.file, spot.line)
     if unread is None:
