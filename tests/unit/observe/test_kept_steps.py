@@ -38,6 +38,17 @@ def test_a_small_tensor_is_kept_and_a_big_one_is_not_kept_alive() -> None:
     assert given_back(weak) is GONE
 
 
+class Closed:
+    """An object that cannot be asked for anything, not even for its class."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_an_object_that_cannot_be_asked_is_not_kept() -> None:
+    assert kept(Closed()) is GONE
+
+
 class Transition(NamedTuple):
     state: torch.Tensor
     reward: float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import pytest
 from torchmedic.detect.failures.exhaustion import exhaustion_of
 from torchmedic.diagnose.rules.memory.shared_memory_full import shared_memory
 from torchmedic.observe.memory import headroom
-from torchmedic.observe.memory.host import HostMemory, free_bytes
+from torchmedic.observe.memory.host import HostMemory, free_bytes, host_memory
 from torchmedic.observe.memory.last_numbers import NoRoom
 from torchmedic.observe.memory.limits import Setter, mappings, refusing, setter_of
+from torchmedic.observe.memory.usage import resident_bytes
 from torchmedic.records import Diagnosis
 from torchmedic.supervise import memory_warnings
 
@@ -178,3 +181,13 @@ def test_a_copy_leaves_room_below_the_limit_of_a_cgroup(tmp_path: Path) -> None:
     assert free_bytes(proc, groups) == 400 * 1024
     (groups / "job" / "memory.max").write_text(str(500 * 1024))
     assert free_bytes(proc, groups) == 0
+
+
+def test_a_replaced_open_sees_no_reading_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", lambda file, *_, **__: opened.append(file))
+    assert resident_bytes() > 0
+    assert headroom.sizes()["VmRSS"] > 0
+    assert host_memory().total > 0
+    assert not opened

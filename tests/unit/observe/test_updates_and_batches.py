@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchmedic.observe.loop.batch_looks import look_at
+from torchmedic.observe.loop.batch_looks import look_at, targets_of
 from torchmedic.observe.loop.overwrites import Overwrites
 from torchmedic.source.spots import Place
 
@@ -36,6 +36,17 @@ def test_a_batch_of_labels_is_told_from_one_of_inputs() -> None:
     assert look_at(LABELS).holds == "labels"
     assert look_at([torch.ones(5, 3)]).holds == "inputs"
     assert look_at(torch.ones(5)).holds == ""
+
+
+def test_labels_that_the_model_is_given_are_no_targets_of_other_inputs() -> None:
+    table, layer = nn.Embedding(2, 3), nn.Linear(5, 2)
+    plain = nn.functional.cross_entropy(layer(torch.randn(5, 5)), LABELS)
+    embedded = nn.functional.cross_entropy(table(LABELS), LABELS)
+    one_hot = torch.cat([torch.randn(5, 3), nn.functional.one_hot(LABELS).float()], 1)
+    indicated = nn.functional.cross_entropy(layer(one_hot), LABELS)
+    assert look_at(LABELS).labels == targets_of([plain])
+    assert not targets_of([embedded])
+    assert not targets_of([indicated])
 
 
 def _trained(after: Any) -> Overwrites:

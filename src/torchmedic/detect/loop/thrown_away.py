@@ -53,9 +53,9 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     found = [(file, *each) for file, tree in user_trees() for each in _in_file(tree)]
     running = set(_functions()) if found else set()
     own = {function.name for function in running if isinstance(function, FUNCTIONS)}
-    others = {(file, name) for file, _, name, value in roots(sys._getframe()) if not _may_be_tensor(value)}
+    variables = [(file, name, value) for file, _, name, value in roots(sys._getframe())] if found else []
     for file, function, statement, what in found:
-        if function in running and what not in own and (file, _operand(statement)) not in others:
+        if function in running and what not in own and not _is_other(file, _operand(statement), variables):
             yield ResultThrownAway(
                 step=habits.steps,
                 cause=Place(file, statement.lineno),
@@ -140,16 +140,23 @@ def _operand(statement: ast.AST) -> str:
 
 
 def _is_kept(function: ast.AST, statement: ast.Expr) -> bool:
-    """Whether somebody may read the operand of a call at another place."""
+    """Whether somebody may read the operand of a call at another place, and the call is not all that is tried."""
     operand = _operand(statement)
+    if any(isinstance(node, ast.Try) and node.body == [statement] for node in own_nodes(function)):
+        return False
     own = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == operand]
     nodes = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == operand]
     is_made_here = any(isinstance(node.ctx, ast.Store) for node in nodes)
     return bool(operand) and not (is_made_here and all(node in own for node in nodes if isinstance(node.ctx, ast.Load)))
 
 
-def _may_be_tensor(value: Any) -> bool:
-    return value is None or isinstance(value, torch.Tensor)
+def _is_other(file: str, operand: str, variables: list[tuple[str, str, Any]]) -> bool:
+    """Whether a variable or an attribute is known to be something else than a tensor."""
+    first, *attributes = operand.split(".")
+    known = [value for where, name, value in variables if (where, name) == (file, first)]
+    for attribute in attributes:
+        known = [getattr(value, "__dict__", {}).get(attribute) for value in known]
+    return any(value is not None and not isinstance(value, torch.Tensor) for value in known)
 
 
 def _rebound(function: ast.AST, loop: ast.For) -> Iterator[tuple[ast.Assign, str]]:

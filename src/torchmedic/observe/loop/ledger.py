@@ -378,7 +378,7 @@ class Habits(Numbering):
         sampler = iterator._index_sampler
         if self.steps or not self.optimizers or not torch.is_grad_enabled():
             return  # not a loop that trains
-        if not isinstance(sampler, BatchSampler) or not _is_empty(sampler):
+        if not isinstance(sampler, BatchSampler) or _length(sampler) != 0:
             return
         place = self._where(frame)[1]
         if place.line and self.empty is None:
@@ -416,7 +416,7 @@ class Habits(Numbering):
         workers = getattr(iterator, "_num_workers", 0) if getattr(iterator, "_worker_init_fn", None) is None else 0
         if known is not None and position <= 1:
             sampler = iterator._index_sampler
-            length = len(sampler)
+            length = _length(sampler)
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
             drawn = len(indices) if isinstance(getattr(sampler, "sampler", None), _RANDOM) else 0
@@ -427,8 +427,8 @@ class Habits(Numbering):
         self._add("fetch", whose, frame, fact)
 
 
-def _is_empty(sampler: BatchSampler) -> bool:
+def _length(sampler: Any) -> int | None:
     try:
-        return not len(sampler)
+        return len(sampler)
     except Exception:  # a sampler without an end has no length, and that of the user may raise anything
-        return False
+        return None

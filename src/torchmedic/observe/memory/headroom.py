@@ -7,6 +7,8 @@ import mmap
 import resource
 from collections.abc import Iterator
 
+from torchmedic.observe.memory.small_files import bytes_of
+
 _LIMITS = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_DATA": resource.RLIMIT_DATA}
 _SIZES = ("VmSize", "VmPeak", "VmData", "VmRSS")
 _SPARE_BYTES = 2 << 20  # bytes of address space, never touched
@@ -127,12 +129,11 @@ def sizes_and_limits() -> dict[str, int]:
 
 def _sizes_now() -> dict[str, int]:
     found = {}
-    with contextlib.suppress(OSError), open("/proc/self/status", "rb", buffering=0) as file:
-        for line in file.read().splitlines():
-            name, _, rest = line.partition(b":")
-            number, _, unit = rest.strip().partition(b" ")
-            if unit == b"kB" and number.isdigit():
-                found[name.decode()] = int(number) * 1024
+    for line in bytes_of("/proc/self/status").splitlines():
+        name, _, rest = line.partition(b":")
+        number, _, unit = rest.strip().partition(b" ")
+        if unit == b"kB" and number.isdigit():
+            found[name.decode()] = int(number) * 1024
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from torchmedic.observe.memory.headroom import address_limit, data_limit, sizes
+from torchmedic.observe.memory.small_files import bytes_of
 from torchmedic.settings import CGROUP_VARIABLE
 
 _PROC = Path("/proc")
@@ -80,27 +81,24 @@ def _table(path: Path) -> dict[str, int]:
 
 def text_of(path: Path) -> str:
     """The text of a small file; empty where it cannot be read."""
-    with contextlib.suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
+    return bytes_of(str(path)).decode(errors="replace")
 
 
 def _cgroup_limit(proc: Path, cgroups: Path) -> int | None:
     """The smallest limit of the groups that the process is in: version 2, or the memory controller of version 1."""
     limits = []
-    with contextlib.suppress(OSError):
-        for line in (proc / "self" / "cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            base = cgroups / "memory" if controllers else cgroups
-            name = "memory.limit_in_bytes" if controllers else "memory.max"
-            inner = base / path.lstrip("/")
-            for folder in (inner, *inner.parents):
-                with contextlib.suppress(OSError, ValueError):
-                    limits.append(int((folder / name).read_text()))
-                if folder == base:
-                    break
+    for line in text_of(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = cgroups / "memory" if controllers else cgroups
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        inner = base / path.lstrip("/")
+        for folder in (inner, *inner.parents):
+            with contextlib.suppress(ValueError):
+                limits.append(int(text_of(folder / name)))
+            if folder == base:
+                break
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 

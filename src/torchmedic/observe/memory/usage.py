@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torchmedic.observe.memory.headroom import has_room
 from torchmedic.observe.memory.host import host_memory
+from torchmedic.observe.memory.small_files import bytes_of
 
 _INTERVAL_SECONDS = 0.25  # between readings, each of which takes some microseconds
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -57,9 +58,8 @@ class MemoryGauge:
 
 def resident_bytes() -> int:
     try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
+        return int(bytes_of("/proc/self/statm").split()[1]) * _PAGE
+    except (IndexError, ValueError):
         return 0
 
 

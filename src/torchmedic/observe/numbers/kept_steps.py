@@ -238,7 +238,7 @@ def _names_of(frame: FrameType, forward_lasti: int | None) -> tuple[str, ...]:
 
 
 def _is_data(value: Any) -> bool:
-    return not isinstance(value, _NOT_DATA) and kept(value) is not GONE
+    return not issubclass(type(value), _NOT_DATA) and kept(value) is not GONE
 
 
 def _values(frame: FrameType, names: tuple[str, ...]) -> dict[str, Any]:
@@ -267,15 +267,15 @@ GONE = object()
 
 def kept(value: Any, depth: int = 2) -> Any:
     """A value to go back to a step later; what would keep a graph or much memory alive is not kept."""
-    if value is None or isinstance(value, int | float | str):
+    kind = type(value)  # `__class__` may be the user's code
+    if value is None or issubclass(kind, int | float | str):
         return value
-    if isinstance(value, torch.Tensor):
+    if issubclass(kind, torch.Tensor):
         if value.requires_grad or value.is_inference():
             return value if value.is_leaf and isinstance(value, torch.nn.Parameter) else GONE
         limit = _MAX_HELD_HOST_BYTES if value.is_cpu else _MAX_HELD_BYTES
         big = value.nbytes > limit if value.layout is torch.strided else True
         return Kept(weakref.ref(value), None if big else value.detach(), value._version)
-    kind = type(value)
     if hasattr(kind, "__array_interface__"):
         return value if value.nbytes <= _MAX_HELD_HOST_BYTES else GONE
     if depth:
