@@ -137,10 +137,16 @@ def _exchanges(log: RankLog) -> bool:
 
 
 def _differing(facts: tuple[RankFacts, ...], updates: int) -> int | None:
-    """The number of the first weight whose size differs between ranks."""
+    """The number of the first weight whose size differs between ranks; of wrapped models where there are any.
+
+    Beside a wrapped model, each rank may have layers of its own, such as its experts.
+    """
     rows = [_sizes(each, updates) for each in facts]
+    is_wrapped = all(each.wrapper for each in facts)
     for index, values in enumerate(zip(*rows, strict=False)):
         low, high = min(values), max(values)
+        if is_wrapped and not facts[0].names[index]:
+            continue
         if high - low > _MIN_DIFFERENCE * max(abs(high), 1e-12):
             return index
     return None
