@@ -48,3 +48,29 @@ def test_what_is_complete_or_no_gradient_is_left_alone() -> None:
     calls.begun(Work(done=False), [torch.ones(3)], sys._getframe())
     calls.begun(None, [gradient(update)], sys._getframe())
     assert calls.at_update(update) is None
+
+
+def test_an_update_that_may_wait_itself_is_left_alone() -> None:
+    hooked, calls = optimizer(), Underway()
+    hooked.register_step_pre_hook(lambda *_: None)
+    calls.begun(Work(done=False), [gradient(hooked)], sys._getframe())
+    assert calls.at_update(hooked) is None
+
+    class Waiting(torch.optim.SGD):
+        """Waits for all exchanges in `step`, as Horovod does."""
+
+    own = Waiting(optimizer().param_groups[0]["params"], lr=0.1)
+    calls.begun(Work(done=False), [gradient(own)], sys._getframe())
+    assert calls.at_update(own) is None
+
+
+class Done:
+    def done(self) -> bool:
+        return True
+
+
+def test_a_future_that_was_waited_for_is_enough() -> None:
+    update, calls, work = optimizer(), Underway(), Work(done=False)
+    work.get_future = Done  # type: ignore[attr-defined]
+    calls.begun(work, [gradient(update)], sys._getframe())
+    assert calls.at_update(update) is None

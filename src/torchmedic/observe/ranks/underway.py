@@ -34,11 +34,25 @@ class Underway:
             self._begun.append((work, places, line))
 
     def at_update(self, optimizer: Any) -> StackFrame | None:
-        """The line of a call that still changes a gradient of an optimizer whose update begins."""
-        pending = [(places, line) for work, places, line in self._begun if not work.is_completed()]
+        """The line of a call that still changes a gradient of an optimizer whose update begins.
+
+        An optimizer of the user's and a hook may wait at the beginning of the update.
+        """
+        pending = [(places, line) for work, places, line in self._begun if not _is_over(work)]
         self._begun.clear()
-        if not pending:
+        is_own = type(optimizer).__module__.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
+        if not pending or not is_own:
             return None
         weights = (each for group in optimizer.param_groups for each in group["params"])
         gradients = {each.grad.data_ptr() for each in weights if each.grad is not None and each.grad.is_cpu}
         return next((line for places, line in pending if not gradients.isdisjoint(places)), None)
+
+
+def _is_over(work: Any) -> bool:
+    """Whether a call is complete; its future may know so first."""
+    if work.is_completed():
+        return True
+    try:
+        return bool(work.get_future().done())
+    except (AttributeError, RuntimeError):  # a backend without futures
+        return False
