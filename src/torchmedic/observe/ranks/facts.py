@@ -156,7 +156,8 @@ class FactsOfRank:
                 items = self._items() if self._has_loader else ()
                 self._change(items=items, sampler=sampler, loading=line)
             self._change(batches=(*self._facts.batches, fingerprint))
-            self._write_if(len(self._facts.batches) == _MAX_BATCHES)
+            if len(self._facts.batches) == _MAX_BATCHES:
+                self._write()
         self._look_at_order()
         self._count_exchanges()
         if self.updates >= self._next_sample:
@@ -246,10 +247,6 @@ class FactsOfRank:
 
     def _change(self, **changes: Any) -> None:
         self._facts = msgspec.structs.replace(self._facts, **changes)
-
-    def _write_if(self, due: bool) -> None:
-        if due:
-            self._write()
 
     def _write(self) -> None:
         write_atomically(self._path, msgspec.json.encode(self._facts))

@@ -12,7 +12,7 @@ weights, clip the gradients, or use shorter sequences.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import growths_at_start
+from torchmedic.diagnose.rules.numbers._growths import growths_at_start
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.microscope import Spot
