@@ -103,14 +103,14 @@ def _is_new(named: tuple[str, torch.Tensor]) -> bool:
 
 
 def _zeros(frozen: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """Those with zeros only. Waits for the device once, and once more if some samples hold zeros only."""
+    """The new parameters that hold only zeros. Waits for the device once, and once more if some samples are zeros."""
     new = [named for named in frozen if _is_new(named) and type(named[1]) is nn.Parameter]
     with torch.no_grad():
         return _all_zero(_all_zero(new, sample=_MAX_SAMPLE), sample=None)
 
 
 def _all_zero(named: list[tuple[str, torch.Tensor]], sample: int | None) -> list[tuple[str, torch.Tensor]]:
-    """Those whose first values, or all of whose values, are zero."""
+    """The parameters of one device whose first values (`sample` of them, None for all) are zero."""
     device = named[0][1].device if named else None
     named = [each for each in named if each[1].device == device]
     flags = torch.stack([each.reshape(-1)[:sample].any() for _, each in named]).tolist() if named else []

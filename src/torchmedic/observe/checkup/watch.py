@@ -307,7 +307,7 @@ class Checkup:
 
 
 def _is_plain_backward() -> bool:
-    """Not inside of `torch.func`, of somebody's dispatch mode or of the capture of a CUDA graph."""
+    """Whether backward runs outside of `torch.func`, of somebody's dispatch mode or of the capture of a CUDA graph."""
     if not are_plain():
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

@@ -18,7 +18,7 @@ from torchmedic.source.spots import Spot
 
 _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
 _PLAIN_RATE = 0.2  # of SGD
-_STEPS = 3  # of growth in a row, at least
+_MIN_GROWING_STEPS = 3  # in a row
 _MIN_GROWTH_FACTOR = 100.0
 _MIN_MOVED = 0.02  # of their own size: weights that are nearer have not made a loss a hundred times as large
 _LOSSES_OF_QUARTERS = 48  # the last ones, in which the level of the loss grows from quarter to quarter
@@ -151,7 +151,7 @@ def _have_stayed(evidence: NumbersEvidence, steps: int) -> bool:
 
 def _growth_of_losses(evidence: NumbersEvidence) -> LossGrowth | None:
     finite = [loss for loss in evidence.incident.losses if math.isfinite(loss)]
-    if len(finite) < _STEPS + 1:
+    if len(finite) < _MIN_GROWING_STEPS + 1:
         return None
     sizes = [abs(loss) for loss in finite]
     start = len(sizes) - 1
@@ -160,7 +160,7 @@ def _growth_of_losses(evidence: NumbersEvidence) -> LossGrowth | None:
         start -= 1
     steps = len(sizes) - 1 - start
     lowest = max(min(sizes[start:]), 1e-12)
-    if steps < _STEPS or sizes[-1] < _MIN_GROWTH_FACTOR * max(lowest, _usual(sizes[: start + 1])):
+    if steps < _MIN_GROWING_STEPS or sizes[-1] < _MIN_GROWTH_FACTOR * max(lowest, _usual(sizes[: start + 1])):
         return _growth_in_quarters(finite[-_LOSSES_OF_QUARTERS:])
     return LossGrowth(steps, finite[start], finite[-1], tuple(finite[-6:]))
 
