@@ -291,7 +291,7 @@ def _with_equal_parameters(stepping: list[Watched], steps: list[Event]) -> tuple
         if sum(before != after for before, after in itertools.pairwise(whose)) < _MIN_TURNS:
             continue
         sets = [
-            {id(tensor) for group in watched.optimizer.param_groups for tensor in group["params"]}
+            set(map(id, watched.parameters))
             for watched in (first, second)
             if watched.optimizer is not None and watched.built is not None
         ]

@@ -121,8 +121,7 @@ class Habits(Numbering):
     @property
     def owned(self) -> set[int]:
         """Identities of the parameters that optimizers have."""
-        living = [watched.optimizer for watched in self.optimizers.values() if watched.optimizer is not None]
-        return {id(tensor) for each in living for group in each.param_groups for tensor in group["params"]}
+        return {id(tensor) for watched in self.optimizers.values() for tensor in watched.parameters}
 
     def _look_at_frozen(self, step: int) -> None:
         if self.thaws.look((tensor for model in self.models for tensor in model.parameters()), self.owned, step):

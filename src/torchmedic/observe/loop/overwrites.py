@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.spots import NOWHERE, Place
 
 _SAMPLE = 8  # values of a weight
@@ -68,8 +69,8 @@ class Overwrites:
 
     def step_begins(self, optimizer: Any) -> None:
         if not self._tensors:
-            tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            self._tensors = [weakref.ref(one) for one in tensors if one.grad is not None and one.numel()]
+            graded = (one for one in parameters_of(optimizer) if one.grad is not None and one.numel())
+            self._tensors = list(map(weakref.ref, graded))
             if any(decay_of(group) > USUAL_DECAY for group in optimizer.param_groups):
                 self.first_size = self.size()
         if self._updated:

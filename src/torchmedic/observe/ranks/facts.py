@@ -24,7 +24,7 @@ from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
 from torchmedic.observe.ranks.underway import Underway
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
-from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import RankFacts, WeightSample
 from torchmedic.runfolder.files import RANK_FACTS, write_atomically
@@ -208,8 +208,7 @@ class FactsOfRank:
     def _choose(self, optimizer: Any, frame: FrameType) -> None:
         plain = [
             tensor
-            for group in optimizer.param_groups
-            for tensor in group["params"]
+            for tensor in parameters_of(optimizer)
             if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.numel() and tensor.is_floating_point()
         ]
         every = max(1, -(-len(plain) // _MAX_WEIGHTS))

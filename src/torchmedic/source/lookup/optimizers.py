@@ -15,6 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
+from torchmedic.source.assignments import items_written
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
 from torchmedic.source.lookup.named_numbers import is_number, written_at
 from torchmedic.source.spots import Place
@@ -205,13 +206,7 @@ def rate_set_at(
 def setting_assigned_at(frames: list[Frame], name: str, role: Role, label: str) -> Location | None:
     """The only assignment to a setting of the groups of an optimizer: `group["lr"] = ...`."""
     for file in _files(frames):
-        made = [
-            node
-            for node in nodes_in(syntax_tree(file))
-            if isinstance(node, ast.Assign | ast.AugAssign)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Subscript) and ast.unparse(target.slice) == repr(name)
-        ]
+        made = [node for node, item in items_written(syntax_tree(file)) if ast.unparse(item.slice) == repr(name)]
         if len(made) == 1:
             return node_location(role, file, made[0], label)
     return None

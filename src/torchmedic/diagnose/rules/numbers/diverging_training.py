@@ -18,6 +18,7 @@ from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth,
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.last_steps import update_by_hand
 from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.trace.values import number
 
 
@@ -45,9 +46,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.because(f"loss of the last steps: {last}, then not finite" if last else "")
     weights = [
         tensor.detach().abs().max().item()
-        for each in incident.optimizers
-        for group in each.param_groups
-        for tensor in group["params"]
+        for tensor in parameters_of(*incident.optimizers)
         if tensor.numel() and bool(torch.isfinite(tensor.detach()).all())
     ]
     draft.because(f"the largest weight is {number(max(weights))}" if weights else "")
