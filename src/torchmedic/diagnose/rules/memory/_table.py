@@ -89,15 +89,10 @@ def holders(autopsy: Autopsy, most: int = 3) -> list[str]:
     """What the user's names hold beside the headings of the table."""
     total = max(1, autopsy.book.everything + autopsy.book.plain_objects)
     return [
-        f"`{holder.path}`{_function(holder)} holds {size(nbytes)} in {count(number, kind_of(autopsy, holder))}"
+        f"`{holder.path}`{_function(holder)} holds {size(nbytes)} in {count(number, autopsy.book.kind_of(holder))}"
         for holder, nbytes, number in autopsy.holders()[:most]
         if nbytes >= 0.05 * total and nbytes >= 1 << 20
     ]
-
-
-def kind_of(autopsy: Autopsy, holder: Holder) -> str:
-    """The noun for what a name holds: tensor, array, object."""
-    return autopsy.book.kind_of(holder)
 
 
 def _function(holder: Holder) -> str:
