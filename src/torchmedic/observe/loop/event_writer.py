@@ -236,7 +236,7 @@ class EventWriter(Habits):
 
     @contained("observe.habits")
     def loading(self, frame: FrameType, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any) -> None:
-        """A state is about to be loaded. What fits later, or fits another module, makes up for what did not."""
+        """A state is about to be loaded. A state that fits the module later, or fits another module, takes a finding back."""
         number = self.number(module)
         self.unmatched = [each for each in self.unmatched if each.module != number]
         found = None if strict else unmatched(state, module, self._where(frame)[1], number)
@@ -247,7 +247,7 @@ class EventWriter(Habits):
 
     @contained("observe.habits")
     def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:
-        """A state was loaded. A module may know more names than those of its tensors."""
+        """A state was loaded. Tensors that have changed take a finding back: the module knows other names as well."""
         if self.unmatched and self.unmatched[-1].writes != writes_of(module):
             self.unmatched.pop()
 

@@ -59,7 +59,7 @@ class Overwrites:
         self._between = (NOWHERE, NOWHERE)
 
     def event(self, place: Place) -> None:
-        """Another event of the loop: was there a write before it?"""
+        """Note an event of the loop, and whether somebody wrote to the weights before it."""
         if self._updated:
             now = self._look()
             if now != self._sample:
@@ -119,7 +119,7 @@ class Overwrites:
         return [tensor.detach().clone() for tensor in tensors]
 
     def _compare(self) -> None:
-        """All weights before and after the last update with what they are before this one."""
+        """Compare all weights before and after the last update with their values before this update."""
         cycle = _undone(self._weights, self._updated, self._living())
         self._weights, self._updated = [], []
         if cycle is None:

@@ -104,7 +104,7 @@ def _gain(scope: Microscope, op: Op) -> float | None:
 
 
 def _weights(scope: Microscope, ops: Iterable[Op]) -> Iterable[torch.Tensor]:
-    """The trained leaves that operations, or what these differentiate, are given as matrices."""
+    """The trained matrices that operations, or the forward operations behind gradients, are given."""
     seen: set[int] = set()
     for op in ops:
         for value in scope.forward_of(op).inputs:

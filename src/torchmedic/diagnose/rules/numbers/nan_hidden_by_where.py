@@ -109,7 +109,7 @@ def _mask_after(evidence: NumbersEvidence, forward: Op, hidden: torch.Tensor) ->
 
 
 def _by_mask(evidence: NumbersEvidence, op: Op, masked: Op, hidden: torch.Tensor) -> bool:
-    """Whether a product has a factor of zeros and ones beside the value, and not ones where that is hidden."""
+    """Whether a product has a mask of zeros and ones as its other factor, with zeros where the value is hidden."""
     values, scope = evidence.replay_with_values(op), evidence.scope
     if values is None or scope is None:
         return False
