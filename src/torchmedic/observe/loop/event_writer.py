@@ -236,7 +236,7 @@ class EventWriter(Habits):
 
     @contained("observe.habits")
     def loading(self, frame: FrameType, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any) -> None:
-        """A state is about to be loaded. A state that fits the module later, or fits another module, takes a finding back."""
+        """A state is about to be loaded. If it fits, here or in another module, it takes a finding back."""
         number = self.number(module)
         self.unmatched = [each for each in self.unmatched if each.module != number]
         found = None if strict else unmatched(state, module, self._where(frame)[1], number)
