@@ -30,7 +30,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"the allocator emptied its cache {retries} times in {updates} steps before it gave up"
     draft.cause = f"memory had been short for some time: {size(autopsy.asked or 0)} were refused in the end"
-    draft.at(most_held(autopsy, "cause"), *noticed(autopsy))
+    draft.at(most_held(autopsy), *noticed(autopsy))
     shown(draft, autopsy)
     draft.help("make the batch a little smaller")
     return draft.help("where sizes vary, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", safety="safe")
