@@ -109,35 +109,6 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     )
 
 
-def find_thawed(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
-    """Parameters that were frozen, require a gradient by now, and are in no optimizer."""
-    idle = habits.thaws.idle(habits.owned)
-    updates = habits.thaws.looked_at - max((each.step for _, each in idle), default=habits.thaws.looked_at)
-    built = next((habits.optimizers[event.who] for event in reversed(steps) if event.who in habits.optimizers), None)
-    if updates < _MIN_UPDATES or built is None:
-        return
-    lost = {id(tensor) for tensor, _ in idle}
-    names = [
-        path
-        for model in habits.models
-        for path, layer in model.named_modules()
-        if any(id(tensor) in lost for tensor in layer.parameters(recurse=False))
-    ]
-    yield ParametersWithoutOptimizer(
-        step=habits.thaws.looked_at,
-        cause=built.built or steps[-1].place,
-        optimizer=built.number,
-        names=list(dict.fromkeys(names)),
-        elements=sum(tensor.numel() for tensor, _ in idle),
-        updates=updates,
-        update=steps[-1].place,
-        sign="",
-        signed=None,
-        twin=None,
-        is_thawed=True,
-    )
-
-
 def _untouched(each: Ownerless) -> torch.Tensor | None:
     """A weight that has the values of its constructor, as far as can be told without a look at them."""
     tensor = each.reference()

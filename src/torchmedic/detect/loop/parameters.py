@@ -48,7 +48,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         if load.place.line and habits.thing(load.module) is not None:
             yield NothingLoaded(step=steps[-1].step, cause=load.place, load=load)
     yield from new_leaves.find(habits, steps)
-    yield from ownerless.find_thawed(habits, steps)
+    yield from frozen_layers.find_thawed(habits, steps)
     held = parameters_of(*living)
     yield from frozen_layers.find(habits, held, steps)
     owned = {id(tensor) for tensor in held}
