@@ -69,8 +69,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return _nothing_found(evidence, failure)
     draft = check.draft(evidence, "proven" if finding.is_proven else "likely", _MESSAGE, finding.why)
     draft.at(finding.location, *finding.others)
-    if failure.caller is not None:
-        draft.at(failure.caller.location("surfaced", "backward has nothing to go back through"))
+    draft.mark(failure.caller, "surfaced", "backward has nothing to go back through")
     draft.because(*finding.facts)
     treated = finding.treatment()
     return draft.treat(treated, otherwise=finding.advice)
@@ -282,7 +281,6 @@ def _has_trainable(failure: BackwardFailure) -> bool:
 def _nothing_found(evidence: RaisedEvidence, failure: BackwardFailure) -> Draft:
     cause = "nothing that the loss was computed from requires a gradient"
     draft = check.draft(evidence, "likely", _MESSAGE, cause)
-    if failure.caller is not None:
-        draft.at(failure.caller.location("cause", "backward has nothing to go back through"))
+    draft.mark(failure.caller, "cause", "backward has nothing to go back through")
     draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
     return draft.help("check that the loss is computed from the model's output, with gradients on")

@@ -52,8 +52,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Draft:
     spot = evidence.spot
     if spot is not None and evidence.incident.quantity != "growth":
         draft.at(spot.location("surfaced", "a value overflowed here at last"))
-    if evidence.noticed is not None:
-        draft.at(evidence.noticed.location("surfaced", "noticed here"))
+    draft.mark(evidence.noticed, "surfaced", "noticed here")
     return draft.because(evidence.complaint)
 
 

@@ -61,8 +61,7 @@ def begin(
     birth = evidence.birth
     if spot is None and birth is not None and birth.spoiled is not None and evidence.scope is not None:
         later = evidence.scope.spot_of(birth.spoiled)
-        if later is not None:
-            draft.at(later.location("surfaced", "the infinity becomes NaN here"))
+        draft.mark(later, "surfaced", "the infinity becomes NaN here")
     return draft
 
 

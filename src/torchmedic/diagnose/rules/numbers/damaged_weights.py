@@ -62,8 +62,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
     if written is not None:
         draft.at(written)
-    if reader is not None:
-        draft.at(reader.location("surfaced" if written is not None else "cause", "used here"))
+    draft.mark(reader, "surfaced" if written is not None else "cause", "used here")
     draft.because(f"`{name}` is {described(leaf.tensor.detach())}" if name else "")
     if finite:
         draft.because(f"the loss was still finite one step before ({number(finite[-1])}), so this is recent")

@@ -38,10 +38,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     elif not incident.optimizers and evidence.frames:
         draft.at(update_by_hand(evidence.frames[-1].live, evidence.agent, "the weights are updated here"))
     spot = evidence.spot
-    if spot is not None:
-        draft.at(spot.location("surfaced", "this is where it overflowed"))
-    if evidence.noticed is not None:
-        draft.at(evidence.noticed.location("surfaced" if spot or draft.has_place else "cause", "noticed here"))
+    draft.mark(spot, "surfaced", "this is where it overflowed")
+    draft.mark(evidence.noticed, "surfaced" if spot or draft.has_place else "cause", "noticed here")
     last = ", ".join(number(value) for value in found.last) if found is not None else ""
     draft.because(f"loss of the last steps: {last}, then not finite" if last else "")
     weights = [
