@@ -182,10 +182,9 @@ def _counts(evidence: NumbersEvidence) -> bool:
 
 
 def _divisor_argument(node: ast.Call) -> ast.expr | None:
-    for name in ("reciprocal", "rsqrt", "pow"):
-        found = operand_of(node, name)
-        if found is not None:
-            return found
+    found = operand_of(node, "reciprocal", "rsqrt", "pow")
+    if found is not None:
+        return found
     owner = operand_of(node, "div", "divide", "true_divide", "remainder", "fmod")
     if owner is None:
         return None
