@@ -20,10 +20,7 @@ import torch
 from torchmedic.contained import contained
 from torchmedic.observe.device.device_waits import Waited
 from torchmedic.observe.loop.evaluation import Evaluation
-from torchmedic.observe.loop.events import (
-    Event,
-    Watched,
-)
+from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.graph_growth import GraphGrowth
 from torchmedic.observe.loop.loads import Unmatched
 from torchmedic.observe.loop.numbering import Numbering, Sites

@@ -25,12 +25,7 @@ from torchmedic.diagnose.rules.autograd._grad_mode import gradients_always_on, w
 from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.frozen_parameters import (
-    leaves_in_reach,
-    never_trainable,
-    parameters_in_reach,
-    unfrozen,
-)
+from torchmedic.evidence.frozen_parameters import leaves_in_reach, never_trainable, parameters_in_reach, unfrozen
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import source_of

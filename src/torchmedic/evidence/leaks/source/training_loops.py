@@ -14,15 +14,7 @@ from typing import NamedTuple
 from torchmedic.evidence.leaks.source.sites import Site, parameters_of
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.assignments import targets_of
-from torchmedic.source.syntax import (
-    FUNCTIONS,
-    LOOPS,
-    callee,
-    calls_in,
-    last_name,
-    runs_backward,
-    syntax_tree,
-)
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, last_name, runs_backward, syntax_tree
 
 _DEFINITIONS = FUNCTIONS | ast.ClassDef
 _MAX_CALL_DEPTH = 4  # from a loop to the function that reads
