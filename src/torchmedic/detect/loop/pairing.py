@@ -64,12 +64,7 @@ def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncide
         dataset = dataset.dataset
     name, place = _source(dataset)
     yield IdenticalInputs(
-        step=last.step,
-        cause=place or last.place,
-        data=last.place,
-        name=name,
-        rows=rows,
-        batches=len(fetches),
+        step=last.step, cause=place or last.place, data=last.place, name=name, rows=rows, batches=len(fetches)
     )
 
 
