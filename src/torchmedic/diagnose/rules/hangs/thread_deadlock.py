@@ -27,7 +27,7 @@ def check(stall: Stall) -> Draft | None:
     for view in stall.inside.values():
         cycle = _cycle(view)
         if cycle and not any(_gives_up(stall, view.pid, thread) for thread in cycle):
-            given = next((thread for thread in cycle if not _waits_for_owner(thread, view)), None)
+            given = next((thread for thread in cycle if _owner(thread, view) is None), None)
             if given is None or _is_hopeless(stall, view.pid, given):
                 return _told(stall, cycle, given)
     return None
@@ -61,10 +61,6 @@ def _cycle(view: InsideView) -> list[PyThread]:
             if thread is not None:
                 return path[path.index(thread) :]
     return []
-
-
-def _waits_for_owner(thread: PyThread, view: InsideView) -> bool:
-    return _owner(thread, view) is not None
 
 
 def _owner(thread: PyThread, view: InsideView) -> int | None:

@@ -111,7 +111,7 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
             return Origin(found[-1][0], found[-1][1], attr).location("cause", label), len(found) == 1
         built = built_at(evidence.frames, owner, "built here")
         if built is not None and not writers:
-            return _as_cause(built), False
+            return msgspec.structs.replace(built, role="cause"), False
     return None, False
 
 
@@ -123,10 +123,6 @@ def _written_in_step(evidence: NumbersEvidence, leaf: Leaf) -> Location | None:
         if storage in op.written and op.spot is not None and ".step(" not in source_of(op.spot):
             return op.spot.location("cause", "written to here")
     return None
-
-
-def _as_cause(location: Location) -> Location:
-    return msgspec.structs.replace(location, role="cause")
 
 
 def _owner(evidence: NumbersEvidence, leaf: Leaf) -> torch.nn.Module | None:
