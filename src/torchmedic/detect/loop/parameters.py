@@ -49,7 +49,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
             yield NothingLoaded(step=steps[-1].step, cause=load.place, load=load)
     yield from new_leaves.find(habits, steps)
     yield from frozen_layers.find_thawed(habits, steps)
-    held = parameters_of(*living)
+    held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
     yield from frozen_layers.find(habits, held, steps)
     owned = {id(tensor) for tensor in held}
     nobodys = [

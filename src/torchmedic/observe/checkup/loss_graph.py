@@ -153,15 +153,17 @@ class LossGraph:
         return node
 
     def leaves(self) -> list[torch.Tensor]:
-        return _living_leaves(self.nodes)
+        return [leaf for node in self.nodes if node.leaf is not None and (leaf := node.leaf()) is not None]
 
     def leaves_below(self, number: int) -> list[torch.Tensor]:
         """The leaves that a node reaches."""
-        return _living_leaves(self.nodes[each] for each in self._reached([], [number]))
+        found = [self.nodes[each].leaf for each in self._reached([], [number])]
+        return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
 
     def leaves_reached(self, *, without: Iterable[Node]) -> list[torch.Tensor]:
         """The leaves that the loss reaches by ways that cross none of these nodes."""
-        return _living_leaves(self.nodes[number] for number in self._reached(without))
+        found = [self.nodes[number].leaf for number in self._reached(without)]
+        return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
 
     def is_number(self, call: LossCall) -> bool:
         """Whether the result of a loss function is one number, and not one per element."""
@@ -305,7 +307,3 @@ class LossGraph:
                 return 0.5, 1.0  # the probability of the lowest score that is left
             return -0.5, 1.5  # 0.7 to 1.2 is usual in a GAN
         return _RANGES.get(node.kind) if node is not None and call.name in PAIRED else None
-
-
-def _living_leaves(nodes: Iterable[Node]) -> list[torch.Tensor]:
-    return [leaf for node in nodes if node.leaf is not None and (leaf := node.leaf()) is not None]

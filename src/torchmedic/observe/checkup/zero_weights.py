@@ -28,7 +28,7 @@ class ZeroProduct(NamedTuple):
 
 
 def note_zero_weights(graph: LossGraph, optimized: Sequence[torch.Tensor]) -> None:
-    """Note for each weight of a graph whether its gradient is 0, and whether the weight is 0 as well."""
+    """Look at the weights of a graph whose gradients are there: whether the gradient is 0, and the weight as well."""
     wanted = {id(tensor) for tensor in optimized}
     leaves = [node for node in graph.nodes if node.leaf is not None][:_MAX_LEAVES]
     for node in leaves:

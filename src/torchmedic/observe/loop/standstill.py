@@ -18,7 +18,6 @@ import torch
 from torchmedic.contained import contained
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.loop.weight_samples import Sample, counts_of, samples_of
-from torchmedic.observe.step.tensors import parameters_of
 
 _NEVER = 1 << 62
 _FIRST_LOOKS = (1, 4, 20, 36, 60)  # steps
@@ -115,7 +114,7 @@ class Steady:
     def lost_gradients(self) -> bool:
         """Whether fewer parameters have a gradient than at the look before, although none was frozen."""
         optimizer = self.reference()
-        tensors = parameters_of(optimizer) if optimizer else []
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
         graded = sum(tensor.grad is not None for tensor in tensors)
         before, self._graded = self._graded, graded
         trained = sum(tensor.requires_grad for tensor in tensors)

@@ -47,7 +47,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         for data in group:
             draft.at(made_at(evidence, unit, data.tensor, data.widest.text))
         if not draft.has_place:  # what made the data is gone: the step that reads it is known
-            draft.mark(evidence.noticed, "cause", ranges)
+            draft.at(evidence.noticed.location("cause", ranges) if evidence.noticed is not None else None)
         title = f"standardise {shown}: subtract the mean of every column, divide by its deviation"
         draft.treat(cure(divergence, title, [("standardised", divergence.course(change))]))
         return finish(draft, evidence)
