@@ -18,7 +18,11 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
-from torchmedic.observe.checkup.normalisations import attention_over_batch, not_normalised, wrongly_normalised
+from torchmedic.observe.checkup.normalisations import (
+    attention_over_batch,
+    not_normalised,
+    wrongly_normalised,
+)
 
 
 @rule("TM644", "normalised-over-wrong-dimension")
