@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import StackFrame
 from torchmedic.source.user_code import user_frame
 
@@ -43,8 +44,8 @@ class Underway:
         is_own = type(optimizer).__module__.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
         if not pending or not is_own:
             return None
-        weights = (each for group in optimizer.param_groups for each in group["params"])
-        gradients = {each.grad.data_ptr() for each in weights if each.grad is not None and each.grad.is_cpu}
+        given = (each.grad for each in parameters_of(optimizer))
+        gradients = {each.data_ptr() for each in given if each is not None and each.is_cpu}
         return next((line for places, line in pending if not gradients.isdisjoint(places)), None)
 
 
