@@ -86,6 +86,28 @@ def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fe
     return None
 
 
+def runs_over_its_end(dataset: Any) -> Any:
+    """The dataset whose items have one length, and then get shorter one by one, as windows beyond the data do."""
+    whole, state = _whole(dataset), torch.get_rng_state()
+    try:
+        with muted():
+            last = len(whole) - 2  # the last item may be empty
+            full, short = _length(whole[0]), _length(whole[last])
+            lengths = [_length(whole[last - full + short + ahead]) for ahead in (-1, 0, 1, 2)]
+    except Exception:
+        return None
+    finally:
+        torch.set_rng_state(state)
+    return whole if 0 < short and lengths == [full, full, full - 1, full - 2] else None
+
+
+def _length(item: Any) -> int:
+    """The first size of the first array of an item; 0 where there is none."""
+    parts = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else (item,)
+    shapes = [tuple(getattr(part, "shape", ())) for part in parts]
+    return next((int(shape[0]) for shape in shapes if shape), 0)
+
+
 def line_of_dtype(incident: Raised, tensor: torch.Tensor) -> Line | None:
     """The line of a dataset that gives a tensor of the batch its dtype; None where the items have another one."""
     indices = incident.batch_indices
