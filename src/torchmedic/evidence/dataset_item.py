@@ -98,7 +98,7 @@ def runs_over_its_end(dataset: Any) -> Any:
         return None
     finally:
         torch.set_rng_state(state)
-    return whole if 0 < short and lengths == [full, full, full - 1, full - 2] else None
+    return whole if short > 0 and lengths == [full, full, full - 1, full - 2] else None
 
 
 def _length(item: Any) -> int:

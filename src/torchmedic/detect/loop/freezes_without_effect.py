@@ -73,7 +73,7 @@ def _line(attr: str, *, of_module: bool) -> tuple[Place, str] | None:
                 case ast.Assign(targets=[ast.Attribute(value=owner, attr=name)], value=value) if name == attr:
                     is_off = isinstance(value, ast.Constant) and value.value is False
                     lines.setdefault(ast.unparse(owner), []).append((Place(file, node.lineno), is_off))
-    for owner, places in lines.items():
-        if not of_module or (owner != "self" and all(is_off for _, is_off in places)):
-            return places[0][0], owner
+    for text, places in lines.items():
+        if not of_module or (text != "self" and all(is_off for _, is_off in places)):
+            return places[0][0], text
     return None
