@@ -17,7 +17,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.live_frames import frames_of
 
 
-@rule("TM910", "missing-main-guard")
+@rule("TM841", "missing-main-guard")
 def check(evidence: RaisedEvidence) -> Draft | None:
     frames = frames_of(evidence.incident.error.__traceback__)
     if not frames or frames[-1].function != "_check_not_importing_main":
