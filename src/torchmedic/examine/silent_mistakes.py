@@ -37,7 +37,16 @@ def explain_first_steps(
     memory = agent.finite.memory
     past = memory.oldest_copy()
     drawn = {event.fact.drawn for event in agent.habits.events if event.kind == "fetch"}
-    evidence = CheckUp(graphs, frame, optimized=optimized, unreached=unreached, rank=agent.rank, past=past, drawn=drawn)
+    evidence = CheckUp(
+        graphs,
+        frame,
+        optimized=optimized,
+        unreached=unreached,
+        rank=agent.rank,
+        past=past,
+        drawn=drawn,
+        constructions=agent.clock.constructions,
+    )
     for diagnosis in ask_each(evidence, registry.CHECKUP):
         if diagnosis.code in _OF_THROWN_WEIGHTS and memory.is_away:
             continue

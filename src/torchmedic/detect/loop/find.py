@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from torchmedic.detect.loop import (
     batchless,
+    built_anew,
     data,
     device_time,
     gradients,
@@ -34,6 +35,7 @@ _FINDERS = (
     schedules.find,
     standstill.find,
     never_stepped.find,
+    built_anew.find,
     modes.find,
     data.find,
     device_time.find,

@@ -140,6 +140,14 @@ class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
     names: list[str]
 
 
+class OptimizerMadeAnew(LoopIncident, frozen=True, kw_only=True):
+    """Each of `updates` updates of the same weights was the first one of an optimizer of its own."""
+
+    kind: str
+    update: Place
+    updates: int
+
+
 class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
     """`backwards` calls of backward, `cleared` times their gradients were cleared, and no update.
 
