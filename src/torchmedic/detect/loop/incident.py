@@ -337,6 +337,14 @@ class LeafMadeAnew(LoopIncident, frozen=True, kw_only=True):
     built: Place | None
 
 
+class LayerMadeAnew(LoopIncident, frozen=True, kw_only=True):
+    """Parameters behind trained layers are made anew in each step: `what` the line makes, such as `nn.Linear`."""
+
+    what: str
+    update: Place
+    updates: int
+
+
 class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
     """No update had a gradient: the optimizer `held` parameters that no loss reaches, and others are `reached`."""
 

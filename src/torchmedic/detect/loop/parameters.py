@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.detect.loop import frozen_layers, new_leaves, ownerless
+from torchmedic.detect.loop import frozen_layers, new_layers, new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
@@ -48,6 +48,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         if load.place.line and habits.thing(load.module) is not None:
             yield NothingLoaded(step=steps[-1].step, cause=load.place, load=load)
     yield from new_leaves.find(habits, steps)
+    yield from new_layers.find(habits, steps)
     yield from ownerless.find_thawed(habits, steps)
     held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
     yield from frozen_layers.find(habits, held, steps)
