@@ -309,6 +309,14 @@ class OptimizerOfTwin(ReplacedParameters, frozen=True, kw_only=True):
     """The optimizer holds a model of the same shapes, which no loss reaches; it may be a moving average."""
 
 
+class OptimizerOfOriginal(LoopIncident, frozen=True, kw_only=True):
+    """The losses are computed with copies of a model, which are dropped; the optimizer holds `held` tensors of it."""
+
+    update: Place
+    updates: int
+    held: int
+
+
 class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
 

@@ -60,4 +60,5 @@ def _makes(call: ast.Call, modules: set[str]) -> bool:
     name = callee(call)
     kind = getattr(nn, name, None)
     is_layer = isinstance(kind, type) and kind.__module__.rpartition(".")[2] in _KINDS
-    return is_layer or name in modules or name in ("Parameter", "MultiheadAttention")
+    is_new = name == "Parameter" and bool(call.args) and isinstance(call.args[0], ast.Call)  # it wraps no old tensor
+    return is_layer or is_new or name in modules or name == "MultiheadAttention"

@@ -30,6 +30,7 @@ class Reached(NamedTuple):
     reference: weakref.ref[torch.Tensor]
     writes: int
     step: int
+    shape: torch.Size
 
 
 class Ownerless:
@@ -91,7 +92,7 @@ class Reach:
                 leaves.append(leaf)
             if isinstance(leaf, torch.nn.Parameter):
                 if id(leaf) not in self.found:
-                    self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
+                    self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step, leaf.shape)
                 self._forget_namesake(leaf)
                 if id(leaf) not in owned and id(leaf) not in self.ownerless and id(leaf) not in self.bare:
                     lost.add(id(leaf))
