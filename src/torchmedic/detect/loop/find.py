@@ -23,6 +23,7 @@ from torchmedic.detect.loop import (
     parameters,
     schedules,
     standstill,
+    thrown,
     thrown_away,
     undone,
 )
@@ -42,6 +43,7 @@ _FINDERS = (
     growing_graph.find,
     leftovers.find,
     undone.find,
+    thrown.find,
     pairing.find,
     thrown_away.find,
     batchless.find,
