@@ -8,7 +8,8 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.step.tensors import parameters_of
-from torchmedic.source.lookup.optimizers import rate_given_at, value_written_at
+from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.optimizers import rate_given_at
 
 _FAR_WEIGHTS = 2.0  # times their size: so far the weights were thrown
 

@@ -18,7 +18,8 @@ from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.source.live_frames import stack_of
-from torchmedic.source.lookup.optimizers import rate_given_at, value_written_at
+from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.optimizers import rate_given_at
 
 
 @loop_rule("TM656", "weights-thrown-far", WeightsThrown)
