@@ -41,7 +41,7 @@ KINDS = (
     Kind(700, "checkup", "CHECKUP", "evidence.check_up", "CheckUp"),
     Kind(800, "", "", "", ""),  # several ranks: no family yet
     Kind(820, "process", "DEATHS", "records.death", "Death", "death"),
-    Kind(900, "process", "RAISED", "evidence.exception", "RaisedEvidence"),
+    Kind(915, "process", "RAISED", "evidence.exception", "RaisedEvidence"),
 )
 
 RULE = '''"""TODO: what happened, in one sentence without a code or a cure.

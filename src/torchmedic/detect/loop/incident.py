@@ -400,6 +400,15 @@ class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
     forward: Place | None = None
 
 
+class FreezeWithoutEffect(LoopIncident, frozen=True, kw_only=True):
+    """`what` is an attribute that was set on `owner`, a parameter or a module, and that torch does not read."""
+
+    what: str
+    owner: str
+    is_module: bool
+    still_trained: int
+
+
 class ResultThrownAway(LoopIncident, frozen=True, kw_only=True):
     """`what` is the operation, or for `is_rebound` the variable of a loop over parameters that gets another value."""
 
