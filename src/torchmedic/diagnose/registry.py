@@ -280,6 +280,8 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.result_thrown_away",
     "loop.loop_without_batches",
     "loop.nothing_loaded",
+    "loop.optimizer_made_anew",
+    "loop.weights_thrown_far",
     "loop.dropout_in_evaluation",
     silent=True,
 )

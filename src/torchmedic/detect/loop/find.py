@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from torchmedic.detect.loop import (
     batchless,
+    built_anew,
     data,
     device_time,
     freezes_without_effect,
@@ -23,6 +24,7 @@ from torchmedic.detect.loop import (
     parameters,
     schedules,
     standstill,
+    thrown,
     thrown_away,
     undone,
 )
@@ -35,6 +37,7 @@ _FINDERS = (
     schedules.find,
     standstill.find,
     never_stepped.find,
+    built_anew.find,
     modes.find,
     data.find,
     device_time.find,
@@ -42,6 +45,7 @@ _FINDERS = (
     growing_graph.find,
     leftovers.find,
     undone.find,
+    thrown.find,
     pairing.find,
     thrown_away.find,
     batchless.find,

@@ -157,8 +157,12 @@ class LossGraph:
 
     def leaves_below(self, number: int) -> list[torch.Tensor]:
         """The leaves that a node reaches."""
-        found = [self.nodes[each].leaf for each in self._reached([], [number])]
+        found = [self.nodes[each].leaf for each in self.below(number)]
         return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
+    def below(self, number: int) -> set[int]:
+        """The numbers of a node and of all nodes that it reaches."""
+        return self._reached([], [number])
 
     def leaves_reached(self, *, without: Iterable[Node]) -> list[torch.Tensor]:
         """The leaves that the loss reaches by ways that cross none of these nodes."""

@@ -203,6 +203,17 @@ def rate_set_at(
     return built_at(frames, optimizer, role, label, by=by, value=value, group=group)
 
 
+def rate_given_at(
+    frames: list[Frame], optimizer: Any, rate: float, *, by: Construction | None = None, group: int | None = None
+) -> Location | None:
+    """The cause of a learning rate: the construction of the optimizer, or a schedule that went above that."""
+    label = f"the learning rate is {rate:.6g}"
+    given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
+    is_built = any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
+    find = built_at if is_built else rate_set_at
+    return find(frames, optimizer, "cause", label, by=by, value=rate, group=group)
+
+
 def setting_assigned_at(frames: list[Frame], name: str, role: Role, label: str) -> Location | None:
     """The only assignment to a setting of the groups of an optimizer: `group["lr"] = ...`."""
     for file in _files(frames):
