@@ -24,6 +24,7 @@ from torchmedic.detect.loop import (
     standstill,
     thrown_away,
     undone,
+    warming,
 )
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.loop.ledger import Habits
@@ -33,6 +34,7 @@ _FINDERS = (
     parameters.find,
     schedules.find,
     standstill.find,
+    warming.find,
     never_stepped.find,
     modes.find,
     data.find,

@@ -21,6 +21,7 @@ _ABSURD = 1e18  # a loss that is lost whatever the first ones were
 _FAR = 8.0  # times the lowest level that the loss has had
 _FAR_OF_FIRST = 0.5  # of the first loss: all that was learned is lost
 _FAR_BELOW_ZERO = 8.0  # times the size of the first loss
+_STILL = 0.02  # of the first losses
 _DIP = 1  # updates with a far loss that one with an ordinary loss outweighs: most of the losses must be far
 
 
@@ -47,6 +48,12 @@ class LossTrend:
         self.lost = self.lost + 1 if size > self.limit else 0
         self.far = self.far + 1 if self._is_far(loss) else max(0, self.far - _DIP)
         return rises
+
+    @property
+    def is_still(self) -> bool:
+        """Whether the loss has neither risen nor fallen since the first ones."""
+        first = sum(map(abs, self._first)) / len(self._first)
+        return abs(self.usual - first) <= _STILL * first
 
     def _is_far(self, loss: float) -> bool:
         """Whether a loss is far above its lowest level and its beginning, or far below zero."""

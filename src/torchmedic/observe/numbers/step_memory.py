@@ -91,6 +91,11 @@ class StepMemory:
         """Whether a loss is far from its earlier level now: what the layers do follows from that."""
         return any(trend.far or trend.lost for trend in self._trends.values())
 
+    @property
+    def is_still(self) -> bool:
+        """Whether the loss, the only one, is where it was at first."""
+        return [trend.is_still for trend in self._trends.values()] == [True]
+
     def oldest_copy(self) -> Copy | None:
         """The weights of the longest time ago, whether or not the updates since then can be run again."""
         return next((copy for copy in (self._start, *self._copies, self._risen) if copy is not None), None)

@@ -87,13 +87,10 @@ def built_at(
     name = type(optimizer).__name__
     for file in _files(frames):
         tree = syntax_tree(file)
-        calls = [
-            node
-            for node in nodes_in(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
-        ]
-        if len(calls) > 1:
-            calls = _of_this_one(frames, calls, tree, optimizer) or calls
+        every = [node for node in nodes_in(tree) if isinstance(node, ast.Call)]
+        calls = [call for call in every if ast.unparse(call.func).split(".")[-1] == name]
+        if len(calls) != 1:
+            calls = _of_this_one(frames, calls or every, tree, optimizer) or calls
         if len(calls) == 1:
             return node_location(role, file, _value_in(calls[0], value) or calls[0], label)
     return None
@@ -194,6 +191,17 @@ def _written_at(value: float, *, any_name: bool = False) -> tuple[str, ast.AST] 
     return found[0] if len(found) == 1 else None
 
 
+def reduction_written_at(value: str, role: Role, label: str) -> Location | None:
+    """The only place in the user's files that gives a loss its reduction."""
+    found = [
+        (file, node)
+        for file, tree in user_trees()
+        for name, node in _named_values(tree)
+        if name == "reduction" and isinstance(node, ast.Constant) and node.value == value
+    ]
+    return node_location(role, *found[0], label) if len(found) == 1 else None
+
+
 def _names_rate(name: str) -> bool:
     """`lr`, `base_lr`, `lr_critic`, `learning_rates`."""
     plain = name.lower().rstrip("s")
@@ -225,7 +233,13 @@ def _named_values(tree: ast.AST | None) -> Iterator[tuple[str, ast.AST | None]]:
 
 def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimizer: Any) -> list[ast.Call]:
     """The calls whose result is assigned to a name that holds the optimizer."""
-    names = {name for frame in frames if frame.is_user for name, value in frame.variables.items() if value is optimizer}
+    names = {
+        name
+        for frame in frames
+        if frame.is_user
+        for name, value in frame.variables.items()
+        if value is optimizer or _wrapped(value) is optimizer
+    }
     for frame in frames:
         owner = frame.variables.get("self") if frame.is_user else None
         names |= {
@@ -238,6 +252,11 @@ def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimize
         for call in calls
         if call is node.value
     ]
+
+
+def _wrapped(value: Any) -> Any:
+    """The schedule in the wrapper that accelerate puts around it."""
+    return vars(value).get("scheduler") if type(value).__module__.startswith("accelerate.") else None
 
 
 def rate_set_at(
