@@ -42,6 +42,7 @@ _MAX_TRENDS = 16
 _UPDATES_OF_LOST_TRAINING = 6  # in a row
 _UPDATES_OF_LOST_BELOW_ZERO = 12  # in a row: a loss that falls does so slowly, and no overflow is near
 _UPDATES_OF_FAR_LOSS = 48  # after which training is not expected to recover
+_UPDATES_PER_STUCK = 2  # a loss that the first updates have raised comes back more slowly
 
 
 class StepMemory:
@@ -210,7 +211,7 @@ class StepMemory:
         ceiling = RISE * trend.usual
         is_alone = len(self._trends) == 1 or loss < 0  # a loss of several may rise because another falls, as of a GAN
         if is_alone and not self.is_far:
-            self._note_far(trend.far)
+            self._note_far(max(trend.far, trend.stuck // _UPDATES_PER_STUCK))
             ceiling *= not (trend.far or self._jumps.updates_left)  # 0: every loss is looked at
         if ceiling > self.ceiling or is_alone:
             self.ceiling = min(ceiling, trend.limit)
