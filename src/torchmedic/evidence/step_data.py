@@ -19,7 +19,7 @@ from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import BATCH
 from torchmedic.replay.trajectory.units import Unit
-from torchmedic.source.assignments import read_first
+from torchmedic.source.assignments import items_written, read_first
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.bad_value_makers import maker_of
 from torchmedic.source.lookup.optimizers import built_at
@@ -263,13 +263,7 @@ def _writes_part(statement: ast.stmt) -> bool:
 def _located(maker: Origin, label: str, *, written: bool) -> Location:
     """The statement, or the only one that writes some values into what it made."""
     tree = syntax_tree(maker.file) if written else None
-    writes = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Assign | ast.AugAssign)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Subscript) and ast.unparse(target.value) == maker.name
-    ]
+    writes = [node for node, item in items_written(tree) if ast.unparse(item.value) == maker.name]
     if len(writes) == 1:
         return node_location("cause", maker.file, writes[0], label)
     return maker.location("cause", label)

@@ -208,7 +208,7 @@ class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
-    """In `batches` steps the inputs and the labels were made of other items; `length` is what a pass has."""
+    """In `batches` steps, inputs and labels came from different items; `length` is how many batches a pass has."""
 
     batches: int
     length: int

@@ -48,7 +48,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         if load.place.line and habits.thing(load.module) is not None:
             yield NothingLoaded(step=steps[-1].step, cause=load.place, load=load)
     yield from new_leaves.find(habits, steps)
-    yield from ownerless.find_thawed(habits, steps)
+    yield from frozen_layers.find_thawed(habits, steps)
     held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
     yield from frozen_layers.find(habits, held, steps)
     owned = {id(tensor) for tensor in held}
@@ -151,7 +151,7 @@ def _replaced(
         if not new or len(new) == len(named) or any(id(t) not in owned | fresh for _, t in named):
             continue
         for watched in habits.optimizers.values():
-            mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
+            mine = watched.parameters
             old = [t for t in mine if id(t) not in in_models and id(t) not in reached and t.grad is None]
             places = {_PARAMETRIZED.sub(r"\1", name): tensor for name, tensor in new}
             if any(id(tensor) in reached for tensor in mine) and _match(old, list(places.values())):
@@ -173,7 +173,7 @@ def _twin(
     reached = habits.reach.found
     shapes = [tensor.shape for tensor in nobodys]
     for watched in habits.optimizers.values():
-        mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
+        mine = watched.parameters
         unused = [
             tensor for tensor in mine if tensor.requires_grad and id(tensor) not in reached and tensor.grad is None
         ]
@@ -206,7 +206,7 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
     reached = habits.reach.found
     stepping = {event.who for event in steps}
     watched = [habits.optimizers[number] for number in stepping if number in habits.optimizers]
-    mine = [tensor for each in watched if each.optimizer is not None for tensor in parameters_of(each.optimizer)]
+    mine = [tensor for each in watched for tensor in each.parameters]
     if not mine or any(id(tensor) in reached for tensor in mine):
         return
     if _is_result_unread(watched[0].built, steps[-1].place):

@@ -16,12 +16,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from torchmedic.detect.loop.incident import (
-    LoopIncident,
-    RateDecayed,
-    UpdatesLost,
-    VanishingGradients,
-)
+from torchmedic.detect.loop.incident import LoopIncident, RateDecayed, UpdatesLost, VanishingGradients
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.standstill import DOUBTFUL_CHANGE, MAX_DEAD_SHARE, MAX_PLAIN_RATE, LayerMoves, Steady

@@ -14,24 +14,18 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import mixed_dimensions, normalisations
+from torchmedic.observe.checkup import normalisations
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
-    activation_of,
     count_outside,
     factor_of,
     is_closed,
-    is_stretched,
-    is_too_high,
     largest_given,
     loss_of_knowing_nothing,
-    promotions,
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
-from torchmedic.observe.checkup.policy_terms import are_remarkable
-from torchmedic.observe.checkup.zero_weights import zero_product
 from torchmedic.observe.device.async_devices import Fetch
 from torchmedic.source.objects.graph import name_of
 
@@ -49,12 +43,11 @@ PASSING = frozenset(
     "ViewBackward UnsafeViewBackward ReshapeAliasBackward SqueezeBackward UnsqueezeBackward TransposeBackward "
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
-_PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
 BINARY = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 _RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
 _OUTDATED = "torch.cuda.amp"
-_SCORED = ("cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "kl_div")
 
 
 class Node:
@@ -179,27 +172,6 @@ class LossGraph:
 
     def gates(self) -> list[Node]:
         return [node for node in self.nodes if node.closed is not None]
-
-    def is_remarkable(self) -> bool:
-        """Whether any rule could have something to say; asked first, as to ask the rules takes time."""
-        if self.autocast or self.is_outdated or self.dead_ends:
-            return True
-        if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
-            return True
-        if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
-            return True
-        if any(mixed_dimensions.mixing_views(self)) or any(mixed_dimensions.layers_with_wrong_layout(self)):
-            return True
-        if self.has_distributions and are_remarkable(self):
-            return True
-        if normalisations.are_remarkable(self) or self.lost_terms is not None or zero_product(self) is not None:
-            return True
-        for call in self.losses():
-            node = activation_of(self, call)
-            is_activated = node is not None and node.kind in ("SoftmaxBackward", "SigmoidBackward")
-            if (is_activated and call.name in _SCORED) or (call.name in _PAIRED and _differ(call)):
-                return True
-        return any(is_stretched(node) for node in self.nodes)
 
     def reaches_leaf(self, *, without: Iterable[Node]) -> bool:
         """Whether there is a way from the loss to a leaf that crosses none of these nodes."""
@@ -340,8 +312,4 @@ class LossGraph:
             if call.name == BINARY[0] and node is not None and node.kind == "ReluBackward":
                 return 0.5, 1.0  # the probability of the lowest score that is left
             return -0.5, 1.5  # 0.7 to 1.2 is usual in a GAN
-        return _RANGES.get(node.kind) if node is not None and call.name in _PAIRED else None
-
-
-def _differ(call: LossCall) -> bool:
-    return len(call.shape) != len(call.target_shape)
+        return _RANGES.get(node.kind) if node is not None and call.name in PAIRED else None

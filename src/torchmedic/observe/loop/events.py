@@ -14,6 +14,7 @@ import torch
 from torchmedic.observe.loop.batch_looks import NO_LOOK, BatchLook
 from torchmedic.observe.loop.overwrites import Overwrites
 from torchmedic.observe.loop.witness import State, Witness, witness_of
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.spots import Place
 
 _MAX_CYCLES = 3
@@ -57,6 +58,11 @@ class Watched:
         """The optimizer; None once it is gone, and while another thread still constructs it."""
         optimizer = self.reference()
         return optimizer if hasattr(optimizer, "param_groups") else None
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        optimizer = self.optimizer
+        return parameters_of(optimizer) if optimizer is not None else []
 
     def find_witness(self) -> None:
         optimizer = self.optimizer
@@ -186,12 +192,7 @@ class ThrownAway:
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:
     """All gradients, or none where they are too large to be copied or are not plain tensors."""
-    found = [
-        tensor.grad.detach()
-        for group in optimizer.param_groups
-        for tensor in group["params"]
-        if tensor.grad is not None
-    ]
+    found = [tensor.grad.detach() for tensor in parameters_of(optimizer) if tensor.grad is not None]
     is_plain = all(type(gradient) is torch.Tensor and gradient.layout is torch.strided for gradient in found)
     if any(gradient.is_cuda for gradient in found) and torch.cuda.is_current_stream_capturing():
         return []  # copies would become part of the user's graph

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.spots import NOWHERE, Place
 
 _SAMPLE = 8  # values of a weight
@@ -58,7 +59,7 @@ class Overwrites:
         self._between = (NOWHERE, NOWHERE)
 
     def event(self, place: Place) -> None:
-        """Another event of the loop: was there a write before it?"""
+        """Note an event of the loop, and whether somebody wrote to the weights before it."""
         if self._updated:
             now = self._look()
             if now != self._sample:
@@ -68,8 +69,8 @@ class Overwrites:
 
     def step_begins(self, optimizer: Any) -> None:
         if not self._tensors:
-            tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            self._tensors = [weakref.ref(one) for one in tensors if one.grad is not None and one.numel()]
+            graded = (one for one in parameters_of(optimizer) if one.grad is not None and one.numel())
+            self._tensors = list(map(weakref.ref, graded))
             if any(decay_of(group) > USUAL_DECAY for group in optimizer.param_groups):
                 self.first_size = self.size()
         if self._updated:
@@ -118,7 +119,7 @@ class Overwrites:
         return [tensor.detach().clone() for tensor in tensors]
 
     def _compare(self) -> None:
-        """All weights before and after the last update with what they are before this one."""
+        """Compare all weights before and after the last update with their values before this update."""
         cycle = _undone(self._weights, self._updated, self._living())
         self._weights, self._updated = [], []
         if cycle is None:

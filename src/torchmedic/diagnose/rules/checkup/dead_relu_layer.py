@@ -32,11 +32,7 @@ _FAR_WEIGHTS = 2.0  # times their size: so far the weights were thrown
 
 _KINDS = {
     "ReluBackward": ("ReLU", "it gives 0 for every unit and every sample", "all its inputs are negative"),
-    "SigmoidBackward": (
-        "sigmoid",
-        "99 % of its values or more are exactly 0 or 1",
-        "its inputs are too large",
-    ),
+    "SigmoidBackward": ("sigmoid", "99 % of its values or more are exactly 0 or 1", "its inputs are too large"),
     "TanhBackward": ("tanh", "99 % of its values or more are exactly -1 or 1", "its inputs are too large"),
 }
 

@@ -66,7 +66,7 @@ def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
 
 
 def _by_mistake(evidence: LoopEvidence, incident: RateDecayed) -> Draft:
-    """The rate is small for a reason that lies beside the schedule."""
+    """The rate is small for a reason other than the course of the schedule."""
     draft = check.draft(evidence, "likely" if incident.reason == "falling" else "proven")
     rate, meant = f"{incident.rate:.1e}", f"{incident.first:.1e}"
     if incident.reason == "loaded":

@@ -16,7 +16,7 @@ from torchmedic.detect.loop.incident import UpdatesLost
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.source.lookup.optimizers import value_written_at
+from torchmedic.source.lookup.named_numbers import value_written_at
 
 
 @loop_rule("TM626", "updates-lost-in-rounding", UpdatesLost)

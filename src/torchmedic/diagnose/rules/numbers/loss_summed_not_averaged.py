@@ -19,7 +19,7 @@ from torchmedic.observe.step.step_notes import line_of
 from torchmedic.records import Location
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.source.live_frames import place as frame_place
-from torchmedic.source.lookup.optimizers import reduction_written_at
+from torchmedic.source.lookup.named_numbers import reduction_written_at
 
 _MIN_ELEMENTS = 8
 _MIN_BATCHES = 4

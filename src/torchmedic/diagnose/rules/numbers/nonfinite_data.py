@@ -54,8 +54,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     label = f"{what}{', ' + where if where else ''}"
     draft.at(_cause(evidence, leaf, fetched, label))
     reader = evidence.scope.ops[leaf.reader].spot if leaf.reader < len(evidence.scope.ops) else None
-    if reader is not None:
-        draft.at(reader.location("surfaced", "first used here"))
+    draft.mark(reader, "surfaced", "first used here")
     draft.because(f"{what} of {leaf.tensor.numel()} values{': ' + where if where else ''}")
     if fetched is not None:
         read = f", read from {relative(fetched.line.path)}" if fetched.line is not None and fetched.line.path else ""
