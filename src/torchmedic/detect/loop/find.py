@@ -27,6 +27,7 @@ from torchmedic.detect.loop import (
     thrown,
     thrown_away,
     undone,
+    warming,
 )
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.loop.ledger import Habits
@@ -36,6 +37,7 @@ _FINDERS = (
     parameters.find,
     schedules.find,
     standstill.find,
+    warming.find,
     never_stepped.find,
     built_anew.find,
     modes.find,
