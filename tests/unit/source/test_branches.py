@@ -10,11 +10,13 @@ from torchmedic.source.branches import (
     Branch,
     assignments_of,
     branches_around,
+    call_in_called,
     calls_by_rank,
     exits_before,
     flags_of_loop,
     loops_around,
     process_ends,
+    process_ends_between,
 )
 from torchmedic.source.line_relations import (
     follows_in_block,
@@ -203,3 +205,30 @@ def test_how_lines_lie_to_each_other(tmp_path: Path) -> None:
     assert lines_that_set(name, "lr") == [15]
     assert reads_attribute(name, 15, "module")
     assert not reads_attribute(name, 14, "module")
+
+
+def test_lines_in_functions_that_other_lines_call(tmp_path: Path) -> None:
+    file = tmp_path / "ends.py"
+    file.write_text(
+        "def pick(files):\n"
+        "    if not files:\n"
+        "        sys.exit(0)\n"
+        "def finish():\n"
+        "    dist.destroy_process_group()\n"
+        "def main():\n"
+        "    dist.barrier()\n"
+        "    pick(files)\n"
+        "    wrap(model)\n"
+        "    pick(files)\n"
+        "    finish()\n"
+        "main()\n"
+        "finish()\n"
+        "pick(files)\n"
+    )
+    name = str(file)
+    assert process_ends_between(name, 7, 9) == [3]
+    assert process_ends_between(name, 8, 10) == []  # the call on line 8 is over
+    assert call_in_called(name, 12, "destroy_process_group") == ("main", 11)
+    assert call_in_called(name, 13, "destroy_process_group") == ("finish", 5)
+    assert call_in_called(name, 14, "destroy_process_group") is None
+    assert call_in_called(name, 9, "destroy_process_group") is None  # of another file
