@@ -32,6 +32,12 @@ def in_one_try(file: str, line: int, other: int) -> bool:
     return any(holds(node.body, line) and holds(node.body, other) for node in around)
 
 
+def in_comprehension(file: str, line: int) -> bool:
+    """Whether a line is a part of a comprehension or generator expression."""
+    kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    return any(isinstance(node, kinds) and spans(node, line) for node in nodes_in(syntax_tree(file)))
+
+
 def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
     """Whether a function with one of these names is called below `line`, in the same block and under no other `if`."""
     for node in reversed(nodes_around(file, line)):

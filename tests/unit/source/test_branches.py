@@ -20,6 +20,7 @@ from torchmedic.source.branches import (
 )
 from torchmedic.source.line_relations import (
     follows_in_block,
+    in_comprehension,
     in_one_try,
     is_after_in_block,
     is_on_both_sides,
@@ -228,6 +229,9 @@ def test_lines_in_functions_that_other_lines_call(tmp_path: Path) -> None:
     name = str(file)
     assert process_ends_between(name, 7, 9) == [3]
     assert process_ends_between(name, 8, 10) == []  # the call on line 8 is over
+    file.with_name("all.py").write_text("def log(plan):\n    return {name: call(name)\n            for name in plan}\n")
+    assert in_comprehension(str(file.with_name("all.py")), 2)
+    assert not in_comprehension(str(file.with_name("all.py")), 1)
     assert call_in_called(name, 12, "destroy_process_group") == ("main", 11)
     assert call_in_called(name, 13, "destroy_process_group") == ("finish", 5)
     assert call_in_called(name, 14, "destroy_process_group") is None

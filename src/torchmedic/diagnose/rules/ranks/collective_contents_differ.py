@@ -16,6 +16,8 @@ the same source on all ranks; make all groups on all ranks, in one order.
 
 from __future__ import annotations
 
+import re
+
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._left_loops import PARTS_OF_MODEL
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
@@ -59,7 +61,10 @@ def check(job: Job) -> Draft | None:
         draft.at(line_location("origin", call.frames[0].file, loop.line, "each turn of this loop takes one tensor"))
         draft.because("these are different tensors, and not parts of unequal length")
     show(draft, job, difference)
-    return draft.help(_CURES["skip" if skip is not None else "order" if loop is not None else what])
+    draft.help(_CURES["skip" if skip is not None else "order" if loop is not None else what])
+    if what == "shape" and loop is None and _goes_through_mapping(call):
+        draft.help(_CURES["mapping"])
+    return draft
 
 
 def _loop_of_others(call: Collective, expected: Collective) -> Loop | None:
@@ -76,6 +81,12 @@ def _loop_of_others(call: Collective, expected: Collective) -> Loop | None:
     return loop if is_other else None
 
 
+def _goes_through_mapping(call: Collective) -> bool:
+    """Whether the innermost loop around a call takes what a dict holds."""
+    around = loops_around(call.frames[0].file, call.frames[0].line) if call.frames else []
+    return bool(around) and re.search(r" in (?!sorted).*\.(items|keys|values)\(\)", around[0].header) is not None
+
+
 def _skip(call: Collective, loop: Loop) -> Branch | None:
     """The `if` inside a loop over the parameters that a call depends on: `if parameter.grad is not None`."""
     if not PARTS_OF_MODEL.search(loop.header):
@@ -89,6 +100,7 @@ _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
     "message": "send the size first, or use batches of one size (`drop_last=True`)",
     "order": "let the loop take the tensors in one order: sort them; a `set` has another order in each process",
+    "mapping": "or take the keys in one order, `sorted(...)`, if they came into the dict in another order on each rank",
     "skip": "exchange the gradient of every parameter on all ranks, and a tensor of zeros where there is none",
     "dtype": "convert the tensor to one dtype on all ranks before the call",
     "source rank": "pass the same rank as source or destination on all ranks",
