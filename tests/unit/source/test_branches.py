@@ -19,6 +19,7 @@ from torchmedic.source.branches import (
     process_ends_between,
 )
 from torchmedic.source.line_relations import (
+    asks_for_gradient,
     follows_in_block,
     in_comprehension,
     in_one_try,
@@ -231,6 +232,12 @@ def test_lines_in_functions_that_other_lines_call(tmp_path: Path) -> None:
     assert process_ends_between(name, 8, 10) == []  # the call on line 8 is over
     file.with_name("all.py").write_text("def log(plan):\n    return {name: call(name)\n            for name in plan}\n")
     assert in_comprehension(str(file.with_name("all.py")), 2)
+    assert not asks_for_gradient(str(file.with_name("all.py")), 2)
+    file.with_name("some.py").write_text(
+        "[send(p.grad) for p in ps if p.grad is not None]\nif p.grad is None:\n  send(p)\n"
+    )
+    assert asks_for_gradient(str(file.with_name("some.py")), 1)
+    assert asks_for_gradient(str(file.with_name("some.py")), 3)
     assert not in_comprehension(str(file.with_name("all.py")), 1)
     assert call_in_called(name, 12, "destroy_process_group") == ("main", 11)
     assert call_in_called(name, 13, "destroy_process_group") == ("finish", 5)

@@ -24,14 +24,17 @@ from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks,
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, WRAPPED, Collective, Job
 from torchmedic.source.branches import Branch, Loop, branches_around, loops_around
+from torchmedic.source.line_relations import asks_for_gradient, follows_in_block
 
 
 @rule("TM703", "collective-contents-differ")
 def check(job: Job) -> Draft | None:
     difference = job.difference
-    if difference is None or difference.kind != "content" or difference.call is None or difference.expected is None:
+    if difference is None or difference.call is None or difference.expected is None:
         return None
     call, expected = difference.call, difference.expected
+    if difference.kind != "content" and not _is_other_source(call, expected):
+        return None
     what, own, theirs = _difference(call, expected)
     if not what:
         return None
@@ -54,17 +57,38 @@ def check(job: Job) -> Draft | None:
         draft.cause = f"{who} sends {own} elements to {others}, which takes {theirs} from it"
     loop = _loop_of_others(call, expected) if what == "shape" else None
     skip = _skip(call, loop) if loop is not None else None
+    lacks = what == "shape" and skip is None and bool(call.frames) and asks_for_gradient(*_line(call))
     if skip is not None:
         draft.at(line_location("cause", call.frames[0].file, skip.line, "a rank leaves out what the others exchange"))
     draft.at(at_call(call, "surfaced" if skip is not None else "cause", f"{what}: {who} {own}, {others} {theirs}"))
+    draft.at(at_call(expected, "origin", f"{others}: {theirs}"))
     if loop is not None:
         draft.at(line_location("origin", call.frames[0].file, loop.line, "each turn of this loop takes one tensor"))
         draft.because("these are different tensors, and not parts of unequal length")
     show(draft, job, difference)
-    draft.help(_CURES["skip" if skip is not None else "order" if loop is not None else what])
-    if what == "shape" and loop is None and _goes_through_mapping(call):
+    if lacks:
+        draft.because("the line leaves out parameters without a gradient, so the ranks may be at different parameters")
+    draft.help(_CURES["skip" if skip is not None or lacks else "order" if loop is not None else what])
+    if what == "shape" and loop is None and not lacks and _goes_through_mapping(call):
         draft.help(_CURES["mapping"])
     return draft
+
+
+def _is_other_source(call: Collective, expected: Collective) -> bool:
+    """Whether two lines that exclude each other make one call with different sources."""
+    is_alike = (call.op, call.group, call.shapes, call.dtypes) == (
+        expected.op,
+        expected.group,
+        expected.shapes,
+        expected.dtypes,
+    )
+    if not is_alike or call.op not in ("broadcast", "scatter") or call.peer == expected.peer:
+        return False
+    own, theirs = next(((a, b) for a in call.frames for b in expected.frames if a.function == b.function), (None, None))
+    if own is None or theirs is None or own.file != theirs.file:
+        return False
+    lines = sorted((own.line, theirs.line))
+    return not follows_in_block(own.file, *lines)  # else one rank may come to the later line, too
 
 
 def _loop_of_others(call: Collective, expected: Collective) -> Loop | None:
@@ -85,6 +109,10 @@ def _goes_through_mapping(call: Collective) -> bool:
     """Whether the innermost loop around a call takes what a dict holds."""
     around = loops_around(call.frames[0].file, call.frames[0].line) if call.frames else []
     return bool(around) and re.search(r" in (?!sorted).*\.(items|keys|values)\(\)", around[0].header) is not None
+
+
+def _line(call: Collective) -> tuple[str, int]:
+    return call.frames[0].file, call.frames[0].line
 
 
 def _skip(call: Collective, loop: Loop) -> Branch | None:
