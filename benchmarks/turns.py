@@ -5,7 +5,13 @@ and warmed up first; then each runs a short block in every round while the other
 in the speed of the machine cancel. Two processes of one kind can differ by more than torchmedic costs, as their memory
 is laid out differently. So there are several of each kind, and the lower quartiles are compared.
 
+Checks that torchmedic makes by the clock, such as a look at the memory once a second, also become due while a process
+waits for its turn. Short blocks therefore make these checks look too expensive: use long blocks (`--block 2`), or
+`--at-once` on a machine with a core for each process. There all processes run at the same time, with one thread each,
+and change cores after every block.
+
     python benchmarks/turns.py [--device cuda] [--models mlp cnn] [--processes 4] [--seconds 20] [--clock cpu]
+    python benchmarks/turns.py --at-once --block 2 --seconds 60       # on the CPU
     python benchmarks/turns.py --kinds plain torchmedic recover      # `recover` is torchmedic run --recover safe
 """
 
@@ -13,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -43,9 +50,12 @@ class Process:
             raise RuntimeError(f"a process of kind {self.kind!r} ended with {self._process.wait()}")
         return float(line)
 
-    def block(self, steps: int) -> None:
+    def begin(self, steps: int, core: int = -1) -> None:
         assert self._process.stdin is not None
-        print(steps, file=self._process.stdin, flush=True)
+        print(steps, core, file=self._process.stdin, flush=True)
+
+    def block(self, steps: int, core: int = -1) -> None:
+        self.begin(steps, core)
         self.blocks.append(self.answer())
 
     def close(self) -> None:
@@ -68,8 +78,12 @@ def measure(
     seconds: float,
     clock: str = "wall",
     kinds: Sequence[str] = ("plain", "torchmedic"),
+    block: float = BLOCK_SECONDS,
+    at_once: bool = False,
 ) -> dict[str, list[float]]:
     """The seconds of a step in each process of each kind, smallest first."""
+    if at_once:
+        os.environ["OMP_NUM_THREADS"] = "1"
     script = [str(Path(__file__).resolve()), "--worker", model, "--device", device, "--clock", clock]
     script += ["--loads"] if loads else []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as closing:
@@ -83,17 +97,34 @@ def measure(
                 watched = watched if kind != "plain" else []
                 started.append(Process(kind, [sys.executable, *watched, *script, "--kind", kind]))
                 closing.callback(started[-1].close)
-                if device == "cpu":  # threads of two processes that spin would wait for each other
+                if device == "cpu" and not at_once:  # threads of two processes that spin would wait for each other
                     warm.append(started[-1].answer())
         slowest = max(warm or [process.answer() for process in started])
-        steps = max(2, int(BLOCK_SECONDS / slowest))
+        steps = max(2, int(block / slowest))
         end = time.monotonic() + seconds
         while time.monotonic() < end or len(started[0].blocks) < 4:
-            for process in started if len(started[0].blocks) % 2 else reversed(started):
-                process.block(2)  # the caches of the processor hold what another process has worked on
-                process.blocks.pop()
-                process.block(steps)
+            (together if at_once else in_turn)(started, steps)
     return {kind: sorted(each.step_seconds for each in started if each.kind == kind) for kind in kinds}
+
+
+def in_turn(started: Sequence[Process], steps: int) -> None:
+    """A block of each process, one process after the other."""
+    for process in started if len(started[0].blocks) % 2 else reversed(started):
+        process.block(2)  # the caches of the processor hold what another process has worked on
+        process.blocks.pop()
+        process.block(steps)
+
+
+def together(started: Sequence[Process], steps: int) -> None:
+    """A block of all processes at the same time, each on another core than before."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < len(started):
+        raise SystemExit(f"{len(started)} processes at once need as many cores; this machine has {len(cores)}")
+    turn = len(started[0].blocks)
+    for number, process in enumerate(started):
+        process.begin(steps, cores[(number + turn) % len(cores)])
+    for process in started:
+        process.blocks.append(process.answer())
 
 
 def low(values: Sequence[float]) -> float:
@@ -116,7 +147,10 @@ def work(model: str, device: str, clock: str, kind: str, *, loads: bool) -> None
     with changed(kind):
         print(loop.block(5), flush=True)
         for line in sys.stdin:
-            print(loop.block(int(line)), flush=True)
+            steps, core = map(int, line.split())
+            if core >= 0:
+                os.sched_setaffinity(0, {core})
+            print(loop.block(steps), flush=True)
 
 
 @contextlib.contextmanager
@@ -153,6 +187,8 @@ def main() -> None:
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
     parser.add_argument("--loads", action="store_true", help="feed the loop by a DataLoader")
     parser.add_argument("--kinds", nargs="+", default=["plain", "torchmedic"])
+    parser.add_argument("--block", type=float, default=BLOCK_SECONDS, help="seconds of a block")
+    parser.add_argument("--at-once", action="store_true", help="all processes at the same time, a core for each")
     parser.add_argument("--worker", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -168,6 +204,8 @@ def main() -> None:
             seconds=args.seconds,
             clock=args.clock,
             kinds=args.kinds,
+            block=args.block,
+            at_once=args.at_once,
         )
         plain = low(found["plain"])
         for kind, values in found.items():

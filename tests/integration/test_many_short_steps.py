@@ -187,5 +187,5 @@ def test_a_fault_in_a_fast_step_is_contained(tmp_path: Path) -> None:
 
     fast, _, steps, *_ = json.loads(finished.stdout)
     assert (finished.report.outcome.exit_status, steps) == (0, 600)
-    assert 100 < fast < 200  # none after the fault
+    assert 100 < fast <= 200  # none after the fault in step 500
     assert "a fault of its own in observe.finite was contained" in finished.stderr

@@ -97,12 +97,16 @@ class GuardedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
+    def leave(self) -> None:
+        """The guard is down: take the hooks on the parameters away."""
+        self._sent.remove()
+
     def run_backward(self, t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         session, run = self._session, self._engine.run_backward
         if session.need.is_measuring and not self._depth:
             session.need.measure(t_outputs)
         if not session.is_up:
-            self._sent.remove()
+            self.leave()
             return run(t_outputs, *args, **kwargs)
         if self._depth or len(args) < 4 or session.in_parts.is_trying or _is_compiling():
             return run(t_outputs, *args, **kwargs)

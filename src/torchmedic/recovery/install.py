@@ -37,24 +37,17 @@ class Installation:
     def __init__(self, level: Level, context: ProcessContext, tell: Callable[[Recovery | Refusal], None]) -> None:
         self.session = session = Session(level, context, tell)
         self._changed: list[tuple[Any, str, Any]] = []
-        engine: Any = torch.autograd.Variable._execution_engine
-        self._set(torch.autograd.Variable, "_execution_engine", GuardedEngine(session, engine))
         self._set(Optimizer, "_patch_step_function", _around_build(session, Optimizer._patch_step_function))
         self._set(Optimizer, "state_dict", _around_state_dict(session, Optimizer.state_dict))
-        self._set(Optimizer, "zero_grad", _around_zero_grad(session, Optimizer.zero_grad))
         self._set(torch, "compile", _around_compile(session, torch.compile))
         self._set(context, "examining", _around_examining(session))
         self._set(context, "raised", _around_raised(session, context.raised))
-        for module, name in list(foreach_updates()):
-            self._set(module, name, in_parts(getattr(module, name), lambda: session.is_up))
-        depth = torch._C._len_torch_function_stack
-        if containment.has_function_modes is depth:  # the lowest mode is ours, and hides nothing from a hook
-            self._set(containment, "has_function_modes", lambda: depth() > session.is_up)
+        self._guarding = list(_guarding(session))
+        session.on_rest, session.on_wake = self._rest, self._wake
+        self._wake()
         self._handles = [
-            register_optimizer_step_pre_hook(
-                lambda _, args, kwargs: session.update_begins(has_closure=len(args) > 1 or bool(kwargs))
-            ),
-            register_optimizer_step_post_hook(lambda *_: session.update_ended()),
+            register_optimizer_step_pre_hook(session.update_begins),
+            register_optimizer_step_post_hook(session.update_ended),
         ]
         # The hooks that watch look at gradients, which must be in memory again by then.
         hooks: Any = optimizer_module._global_optimizer_post_hooks
@@ -64,13 +57,57 @@ class Installation:
         self._changed.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
+    def _wake(self) -> None:
+        for each in self._guarding:
+            each.put()
+
+    def _rest(self) -> None:
+        """Take away what only the guard needs: a short step would feel it."""
+        for each in reversed(self._guarding):
+            each.take_back()
+
     def remove(self) -> None:
         """Leave torch as it was."""
         self.session.close()
         for handle in self._handles:
             handle.remove()
+        self._rest()
         for owner, name, value in reversed(self._changed):
             setattr(owner, name, value)
+
+
+class _Guarding:
+    """A function or object of torch that has a stand-in while the guard may be up."""
+
+    def __init__(self, owner: Any, name: str, stand_in: Callable[[Any], Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._stand_in = stand_in
+        self._original: Any = None
+        self._put: Any = None  # the stand-in that is in place
+
+    def put(self) -> None:
+        if self._put is None:
+            self._original = getattr(self._owner, self._name)
+            self._put = self._stand_in(self._original)
+            setattr(self._owner, self._name, self._put)
+
+    def take_back(self) -> None:
+        if self._put is not None and getattr(self._owner, self._name) is self._put:  # else somebody has wrapped it
+            setattr(self._owner, self._name, self._original)
+            if isinstance(self._put, GuardedEngine):
+                self._put.leave()
+            self._put = None
+
+
+def _guarding(session: Session) -> Iterator[_Guarding]:
+    yield _Guarding(torch.autograd.Variable, "_execution_engine", lambda engine: GuardedEngine(session, engine))
+    yield _Guarding(Optimizer, "zero_grad", functools.partial(_around_zero_grad, session))
+    for module, name in list(foreach_updates()):
+        yield _Guarding(module, name, functools.partial(in_parts, is_short=lambda: session.is_up))
+    depth = torch._C._len_torch_function_stack
+    if containment.has_function_modes is depth:  # the lowest mode is ours, and hides nothing from a hook
+        yield _Guarding(containment, "has_function_modes", lambda _: lambda: depth() > session.is_up)
 
 
 _installed: Installation | None = None

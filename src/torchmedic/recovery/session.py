@@ -71,6 +71,9 @@ class Session:
         self._due = 0.0
         self._is_update_safe = False
         self._is_lowered = False  # for an update
+        self._is_resting = False  # nothing but the looks at the memory is in place
+        self.on_rest: Callable[[], None] = lambda: None
+        self.on_wake: Callable[[], None] = lambda: None
         self.compiles = False
         self.refused_step = -1  # in which a refusal was told
         self._had_recovery = False  # in this step
@@ -206,12 +209,13 @@ class Session:
             self._noted_draws += 1
             self.random_states.append(random_state())
 
-    def update_begins(self, *, has_closure: bool) -> None:
+    def update_begins(self, _: Any, args: Any, kwargs: Any) -> None:
         self.is_updating = True
-        if self.is_up and self._is_update_safe and not has_closure and not self.optimizers.out:
-            self._is_lowered = self.lower_guard()
+        if self.is_up and self._is_update_safe and not self.optimizers.out:
+            has_closure = len(args) > 1 or bool(kwargs)
+            self._is_lowered = not has_closure and self.lower_guard()
 
-    def update_ended(self) -> None:
+    def update_ended(self, *_: Any) -> None:
         """The weights are updated. With the guard down, nothing was done in the step and nothing is left to do."""
         self.is_updating = False
         if self.is_up or self._is_lowered or self.optimizers.out or time.monotonic() >= self._due:
@@ -238,8 +242,7 @@ class Session:
             if needed and not self.compiles:
                 self.raise_guard()
             else:
-                self.lower_guard()
-                self.splits.remove()
+                self._stand_down()
             self._is_update_safe = self.room.has_room_for_update()
 
     def state_wanted(self) -> None:
@@ -250,10 +253,21 @@ class Session:
     def compiled(self) -> None:
         """The script uses torch.compile, which would trace the guard."""
         self.compiles = True
+        self._stand_down()
+
+    def _stand_down(self) -> None:
+        """Take the guard away, with all that only the guard needs."""
         self.lower_guard()
         self.splits.remove()
+        self._rests(not self.is_up and not self.need.is_measuring)  # a backward pass measures its graph
+
+    def _rests(self, is_resting: bool) -> None:
+        if is_resting is not self._is_resting:
+            self._is_resting = is_resting
+            (self.on_rest if is_resting else self.on_wake)()
 
     def raise_guard(self) -> None:
+        self._rests(False)
         if not self.is_up:
             self.guard.__enter__()  # type: ignore[no-untyped-call]
             self.is_up = True

@@ -157,11 +157,20 @@ def _is_chosen(habits: Habits) -> bool:
                 case ast.Call() if callee(node) in _OPTIMIZERS:
                     if not lines & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
                         return True
+                case ast.Call(func=ast.Name(id="filter"), args=[ast.Lambda(body=condition), _]):
+                    if not _keeps_trainable(condition):
+                        return True
                 case ast.Call() if callee(node) in ("filter", "add_param_group"):
                     return True
                 case ast.comprehension(ifs=[_, *_]) if "parameters" in ast.unparse(node.iter):
-                    return True
+                    if not all(map(_keeps_trainable, node.ifs)):
+                        return True
     return False
+
+
+def _keeps_trainable(condition: ast.expr) -> bool:
+    """Whether a condition leaves out frozen parameters only: a layer that gets gradients was not left out by it."""
+    return isinstance(condition, ast.Attribute) and condition.attr == "requires_grad"
 
 
 def _held(frame: FrameType | None, lone: dict[str, torch.Tensor]) -> Iterator[_Held]:

@@ -52,7 +52,8 @@ class LostDevice:
         self.step_number, self.rank = incident.step, incident.rank
         self.fault = fault
         self.agent = incident.process
-        self.words = words_of(self.agent.run) if fault.kind == "device_assert" else []
+        # The driver reports a failed check of a kernel now and then as a launch failure.
+        self.words = words_of(self.agent.run) if fault.kind in ("device_assert", "launch_failure") else []
         self._is_ours = frame is not None
         self._batches = batches
         self.stack: Stack = stack_at(frame) if frame is not None else stack_of_traceback(root_traceback(incident.error))
@@ -63,6 +64,11 @@ class LostDevice:
         self.played: ReplayResult | None = None
         self.why_not = ""
         self._open = contextlib.ExitStack()
+
+    @property
+    def is_assertion(self) -> bool:
+        """Whether a check inside a kernel failed."""
+        return self.fault.kind == "device_assert" or bool(self.words)
 
     def __enter__(self) -> LostDevice:
         self._open.enter_context(torch.device("cpu"))  # what we make ourselves, whatever the script's default

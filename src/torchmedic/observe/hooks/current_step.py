@@ -1,11 +1,12 @@
 """The step that is under way, as the hooks know it, the watches that they feed, and whether it is watched in full.
 
-A step of a small model takes some milliseconds, most of it spent on launching kernels; to note everything that a replay
-might want would be felt there. After some hundred such steps one is noted in full every 160 milliseconds, and at least
-one in 64; on the CPU, of steps up to 60 milliseconds, every second to fourth one. In the others the batch and the loss
-are kept, and on the CPU the gradients are looked at as ever. Only the random state and the variables that a step starts
-from are not known, so that nobody puts back stale ones. On a device that is read late, the losses of these steps are
-read together: what is bad is noticed some dozen steps later, and traced to its own step all the same.
+A step of a small model takes some milliseconds, most of it spent on launching kernels; to note everything that a
+replay might want would be felt there. After some hundred such steps one is noted in full every 320 milliseconds, and
+at least one in 192 (one in 64 on a device that is read late); on the CPU, of steps up to 60 milliseconds, one every
+120 milliseconds. In the others the batch and the loss are kept, and on the CPU the gradients are looked at as ever.
+Only the random state and the variables that a step starts from are not known, so that nobody puts back stale ones. On
+a device that is read late, the losses of these steps are read together: what is bad is noticed some dozen steps later,
+and traced to its own step all the same.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ P = ParamSpec("P")
 _MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
 _MAX_SHORT_SECONDS = 0.015  # of a step that counts as short: to note a step in full takes a hundredth of that
 _MIN_LONG_SECONDS = 0.06  # of steps that are all noted in full: that takes half a percent, with cold caches
+_SECONDS_BETWEEN_FULL_LONGER = (
+    0.12  # between two steps that are noted in full, of steps that are neither short nor long
+)
 _MAX_STILL_SHORT_SECONDS = 0.025  # in a run that is known to have short steps: a busy machine changes nothing about it
 _MIN_STEPS = 300  # before a run is known to have short steps
-_SECONDS_BETWEEN_FULL = 0.16  # between two short steps that are noted in full, but
-_MAX_STEPS_BETWEEN_FULL = 64
+_SECONDS_BETWEEN_FULL = 0.32  # between two short steps that are noted in full, but
+_MAX_STEPS_BETWEEN_FULL = 192  # and
+_MAX_STEPS_BETWEEN_READS = 64  # on a device that is read late: so many losses are held
 
 
 class Step:
@@ -151,15 +156,15 @@ class ShortSteps:
 
     def applies(self) -> bool:
         """Whether the coming step is sampled out."""
-        clock = self._clock
+        clock, losses = self._clock, self._finite.losses
         if clock.step >= self.next_full:
             usual = clock.usual_step
             is_short = usual < self._most
             self._most = _MAX_STILL_SHORT_SECONDS if is_short else _MAX_SHORT_SECONDS
-            seconds = _SECONDS_BETWEEN_FULL if is_short else _MIN_LONG_SECONDS
-            self.next_full = clock.step + min(_MAX_STEPS_BETWEEN_FULL, ceil(seconds / max(usual, 1e-6)))
+            seconds = _SECONDS_BETWEEN_FULL if is_short else _SECONDS_BETWEEN_FULL_LONGER
+            most = _MAX_STEPS_BETWEEN_READS if losses.late.are_usual else _MAX_STEPS_BETWEEN_FULL
+            self.next_full = clock.step + min(most, ceil(seconds / max(usual, 1e-6)))
             return False
-        losses = self._finite.losses
         # What is bad on a late device is noticed a step later: of a step that is sampled out, a big batch is gone then.
         limit = self._most if losses.late.are_usual else _MIN_LONG_SECONDS
         return clock.usual_step < limit and clock.step > _MIN_STEPS and not losses.alarm

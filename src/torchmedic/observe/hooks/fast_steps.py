@@ -17,7 +17,6 @@ from torchmedic.observe.numbers.finite_checks import Witness
 if TYPE_CHECKING:
     from torchmedic.observe.hooks.current_step import Step
 
-_MAX_STEPS = 64  # of a stretch with the step that ends it, which looks at more than one gradient
 _REST_AFTER_NOTHING = 32  # steps after a stretch without a single fast step, before another one is tried
 _NO_WITNESS = Witness(0, False)
 
@@ -53,7 +52,7 @@ class FastSteps:
             or (ranks is not None and (ranks.begins or ranks.wants_batches))
         ):
             return
-        until = min(clock.step + _MAX_STEPS, step.short_steps.next_full, step.habits.standstill.due)
+        until = min(step.short_steps.next_full, step.habits.standstill.due)
         if leaks is not None:
             until = min(until, leaks.due)
         if ranks is not None:

@@ -23,6 +23,7 @@ from torchmedic.source.objects.finite import has_values, is_finite, plain
 
 _MAX_ROOT_ELEMENTS = 4096  # elements of a loss that is looked at whole
 _TREND_STEPS = 100
+_MAX_KEPT = 256  # losses of a line: those of a stretch of short steps, and of backward calls inside them
 _MAX_TRENDS = 16  # lines that call backward
 _NOTED_AFTER_ALARM = 32  # steps
 _LOOK_EVERY = 32  # backward calls, at least
@@ -37,7 +38,7 @@ class LossTrends(dict[Any, deque[float]]):
         if known is None:
             if len(self) >= _MAX_TRENDS:
                 return
-            known = self[key] = deque(maxlen=_TREND_STEPS)
+            known = self[key] = deque(maxlen=_MAX_KEPT)
         known.extend(losses)
 
 
@@ -88,7 +89,7 @@ class Losses:
     @property
     def recent(self) -> Sequence[float]:
         """The last losses at the line that last called backward."""
-        return self.trends.get(self.key, ())
+        return list(self.trends.get(self.key, ()))[-_TREND_STEPS:]
 
     def begin(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType, update: int) -> None:
         """A backward begins in a step that is noted in full."""
@@ -147,7 +148,7 @@ class Losses:
             after: Calls of backward since the last of them.
         """
         calls = self.backwards - before - after
-        known = list(self.recent)
+        known = list(self.trends.get(self.key, ()))
         known = known[: len(known) - after]
         if calls % count or not count <= calls <= len(known):
             return []

@@ -38,7 +38,7 @@ _MEANING = {
 
 @rule("TM320", "device-side-assert")
 def check(lost: LostDevice) -> Draft | None:
-    if lost.fault.kind != "device_assert":
+    if not lost.is_assertion:
         return None
     said = lost.words[0] if lost.words else None
     found = candidates(lost)

@@ -27,7 +27,7 @@ _WHAT = {
 
 @rule("TM321", "illegal-memory-access")
 def check(lost: LostDevice) -> Draft | None:
-    if lost.fault.kind not in _WHAT:
+    if lost.fault.kind not in _WHAT or lost.is_assertion:
         return None
     trail = lost.trail
     draft = check.draft(lost, "likely" if trail is not None and trail.blamed else "possible")
