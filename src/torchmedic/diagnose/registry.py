@@ -117,6 +117,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "ranks.parameters_differ_between_ranks",
     "ranks.file_not_ready",
     "ranks.rank_outside_of_group",
+    "ranks.spawn_arguments_do_not_fit",
     "autograd.unused_in_graph",
     "autograd.checkpoint_mismatch",
     "autograd.inference_tensor_in_graph",
