@@ -15,6 +15,7 @@ from torchmedic.observe.numbers.weight_copies import Original
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Safety, Treatment
 from torchmedic.records.numbers import TriedCure
+from torchmedic.replay.isolation.outside_world import Refused
 from torchmedic.replay.step.captured_values import SecondPass
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack
@@ -149,6 +150,9 @@ class NumbersEvidence:
         trained = {id(tensor): tensor for tensor in [*runner.parameters, *runner.loose_leaves]}
         scope = Microscope(deadline=self.deadline, watch=list(trained.values()))
         played = runner.play(scope)
+        if isinstance(played.error, Refused) and not runner.answers_exchanges:
+            runner.answers_exchanges = True  # this rank stands in for those that the step asked
+            return self.replay_once()
         if played.error is not None and not self._is_expected(played.error):
             self.why_not = f"the replay stopped: {type(played.error).__name__}: {played.error}"[:300]
             return False
@@ -158,7 +162,7 @@ class NumbersEvidence:
         self.victim, self.births = self._find_births(scope, targets)
         self.faithful = self._is_faithful(played)
         other_weights = self.weights is not None and not (self.weights.are_real and self.faithful)
-        if other_weights or played.stood_in:
+        if other_weights or played.stood_in or played.answered:
             self.faithful = None  # with other weights the loss is another one
         return True
 
@@ -193,9 +197,10 @@ class NumbersEvidence:
 
     @property
     def has_stand_ins(self) -> bool:
-        """Whether the step was replayed with invented weights."""
+        """Whether the step was replayed with invented weights, or with invented values of other ranks."""
         invented = self.weights is not None and not self.weights.are_real
-        return invented or (self.played is not None and bool(self.played.stood_in))
+        played = self.played
+        return invented or (played is not None and (played.stood_in or played.answered))
 
     def restore_weights(self) -> None:
         """Undo `exchange_weights`."""

@@ -272,7 +272,7 @@ class Agent:
             self.clock.flush()
             self.clock.box.mark_clean_exit()
         self.publish_collectives("ended")
-        self.habits.standstill.ending(self.clock.updates)
+        self.habits.standstill.ending(self.clock.updates, is_loss_still=self.finite.memory.is_still)
         if self.step.ranks is not None:
             self.step.ranks.exiting()
         self.habits.ending()

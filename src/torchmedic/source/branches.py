@@ -153,15 +153,43 @@ def process_ends(file: str, loop: Loop) -> list[int]:
     So do those in an `except` around the loop, or around a call of the function that holds the loop.
     """
     nodes = list(nodes_in(syntax_tree(file)))
-    functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     todo: list[ast.AST] = [node for node in nodes if isinstance(node, LOOPS) and node.lineno == loop.line]
-    holders = {name for name, node in functions.items() if node.lineno <= loop.line <= (node.end_lineno or 0)}
+    holders = {name for name, node in _functions(file).items() if node.lineno <= loop.line <= (node.end_lineno or 0)}
     for tried in (node for node in nodes if isinstance(node, ast.Try)):
         for statement in tried.body:
             is_around = statement.lineno <= loop.line <= (statement.end_lineno or 0)
             if is_around or (holders and any(True for _ in calls_in(statement, *holders))):
                 todo += tried.handlers
-    found: set[int] = set()
+    return _ends_in(file, todo)
+
+
+def process_ends_between(file: str, first: int, last: int) -> list[int]:
+    """The lines that end the process, in the statements between two lines or in functions that these call."""
+    nodes = [node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.stmt)]
+    return _ends_in(file, [node for node in nodes if first < node.lineno <= (node.end_lineno or node.lineno) < last])
+
+
+def call_in_called(file: str, line: int, name: str) -> tuple[str, int] | None:
+    """The function of the file that a line calls and that calls another one of a name: its own name, and that line.
+
+    A function in between may make the call: then its line is given.
+    """
+    functions = _functions(file)
+    for called in callees_at(file, line) & functions.keys():
+        inner = {other for other in functions if any(True for _ in calls_in(functions[other], name))}
+        made = [*calls_in(functions[called], name)] or [*calls_in(functions[called], *inner)] if inner else []
+        if made:
+            return called, made[-1].lineno
+    return None
+
+
+def _functions(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    nodes = nodes_in(syntax_tree(file))
+    return {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def _ends_in(file: str, todo: list[ast.AST]) -> list[int]:
+    functions, found = _functions(file), set[int]()
     for part in todo:  # grows
         for node in ast.walk(part):
             name = callee(node) if isinstance(node, ast.Call) else None

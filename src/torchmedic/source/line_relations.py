@@ -33,6 +33,23 @@ def in_one_try(file: str, line: int, other: int) -> bool:
     return any(holds(node.body, line) and holds(node.body, other) for node in around)
 
 
+def in_comprehension(file: str, line: int) -> bool:
+    """Whether a line is a part of a comprehension or generator expression."""
+    return bool(_comprehensions(file, line))
+
+
+def asks_for_gradient(file: str, line: int) -> bool:
+    """Whether a line is run only for what has a gradient: `if p.grad is not None`, around it or in a comprehension."""
+    tests = [test for node in _comprehensions(file, line) for part in node.generators for test in part.ifs]
+    tests += [node.test for node in nodes_around(file, line) if isinstance(node, ast.If)]
+    return any(isinstance(node, ast.Attribute) and node.attr == "grad" for test in tests for node in ast.walk(test))
+
+
+def _comprehensions(file: str, line: int) -> list[ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp]:
+    kinds = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+    return [node for node in nodes_in(syntax_tree(file)) if isinstance(node, kinds) and spans(node, line)]
+
+
 def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
     """Whether a function with one of these names is called below `line`, in the same block and under no other `if`."""
     for node in reversed(nodes_around(file, line)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from stalls import PID, asked, inside, library, process, stall, thread, user
 
 from torchmedic.records.host import HostPressure, PressureRates
-from torchmedic.records.inside import InsideView, LockFile, LockView, PyThread
+from torchmedic.records.inside import InsideView, LockFile, LockView, PyFrame, PyThread
 from torchmedic.records.process import FileWait, LockHeld, ProcessView, ThreadView
 from torchmedic.records.stall import Stall
 
@@ -179,6 +180,20 @@ def test_a_child_that_works_or_sleeps_is_waited_for() -> None:
         (process(OTHER, syscall="clock_nanosleep", wakes_in=50.0, parent=PID), None),
     ):
         assert _verdict("waits_for_child_process", stall(WAITS, own, children=(other,))) == verdict
+
+
+def test_what_a_function_held_is_freed_after_the_end_of_the_group(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def main():\n    train()\n    dist.destroy_process_group()\nmain()\nother()\n")
+    for line, where in ((4, [3, 4]), (5, [5])):
+        frame = PyFrame(file=str(script), line=line, function="<module>", user=True)
+        own = process(syscall="futex")
+        seen = Stall(pid=PID, still=5.0, limit=2.0, processes=(own,), inside={PID: inside(thread(frame))}, mute=(PID,))
+        found = asked("gil_held_by_native_code", seen)
+        assert found is not None
+        assert sorted(each.line for each in found.locations) == where
+        assert found.cause_location is not None
+        assert found.cause_location.line == where[0]
 
 
 def _event(**fields: Any) -> LockView:

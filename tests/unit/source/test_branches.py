@@ -10,14 +10,18 @@ from torchmedic.source.branches import (
     Branch,
     assignments_of,
     branches_around,
+    call_in_called,
     calls_by_rank,
     exits_before,
     flags_of_loop,
     loops_around,
     process_ends,
+    process_ends_between,
 )
 from torchmedic.source.line_relations import (
+    asks_for_gradient,
     follows_in_block,
+    in_comprehension,
     in_one_try,
     is_after_in_block,
     is_on_both_sides,
@@ -203,3 +207,39 @@ def test_how_lines_lie_to_each_other(tmp_path: Path) -> None:
     assert lines_that_set(name, "lr") == [15]
     assert reads_attribute(name, 15, "module")
     assert not reads_attribute(name, 14, "module")
+
+
+def test_lines_in_functions_that_other_lines_call(tmp_path: Path) -> None:
+    file = tmp_path / "ends.py"
+    file.write_text(
+        "def pick(files):\n"
+        "    if not files:\n"
+        "        sys.exit(0)\n"
+        "def finish():\n"
+        "    dist.destroy_process_group()\n"
+        "def main():\n"
+        "    dist.barrier()\n"
+        "    pick(files)\n"
+        "    wrap(model)\n"
+        "    pick(files)\n"
+        "    finish()\n"
+        "main()\n"
+        "finish()\n"
+        "pick(files)\n"
+    )
+    name = str(file)
+    assert process_ends_between(name, 7, 9) == [3]
+    assert process_ends_between(name, 8, 10) == []  # the call on line 8 is over
+    file.with_name("all.py").write_text("def log(plan):\n    return {name: call(name)\n            for name in plan}\n")
+    assert in_comprehension(str(file.with_name("all.py")), 2)
+    assert not asks_for_gradient(str(file.with_name("all.py")), 2)
+    file.with_name("some.py").write_text(
+        "[send(p.grad) for p in ps if p.grad is not None]\nif p.grad is None:\n  send(p)\n"
+    )
+    assert asks_for_gradient(str(file.with_name("some.py")), 1)
+    assert asks_for_gradient(str(file.with_name("some.py")), 3)
+    assert not in_comprehension(str(file.with_name("all.py")), 1)
+    assert call_in_called(name, 12, "destroy_process_group") == ("main", 11)
+    assert call_in_called(name, 13, "destroy_process_group") == ("finish", 5)
+    assert call_in_called(name, 14, "destroy_process_group") is None
+    assert call_in_called(name, 9, "destroy_process_group") is None  # of another file

@@ -34,7 +34,7 @@ def find(habits: Habits, parameters: list[torch.Tensor], steps: list[Event]) -> 
         return
     owned = {id(tensor) for tensor in parameters}
     is_any_trained = any(tensor.requires_grad and tensor.dim() > 1 for tensor in parameters)
-    for root in _called_in_training(habits):
+    for root in called_in_training(habits):
         frozen = [(name, tensor) for name, tensor in _matrices(root) if not tensor.requires_grad]
         if not frozen or not is_never_thawed():
             continue
@@ -108,7 +108,7 @@ def _stepping_in_vain(habits: Habits, steps: list[Event]) -> Iterator[LoopIncide
         )
 
 
-def _called_in_training(habits: Habits) -> Iterator[nn.Module]:
+def called_in_training(habits: Habits) -> Iterator[nn.Module]:
     """The modules that the loop calls in training mode, with gradients."""
     calls = (event for event in habits.events if event.kind == "forward")
     for number in dict.fromkeys(event.who for event in calls if all(event.fact)):

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchmedic.detect.loop import frozen_layers, new_leaves, ownerless
+from torchmedic.detect.loop import frozen_layers, new_layers, new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
     NothingLoaded,
+    OptimizerOfOriginal,
     OptimizerOfOtherModel,
     OptimizerOfTwin,
     ReplacedParameters,
@@ -31,7 +33,8 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.lookup.unread_results import unread_results
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, calls_in, has_line, innermost, nodes_in, syntax_tree
+from torchmedic.source.user_variables import user_trees
 
 _MIN_STEPS = 4
 _PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")  # several may take the place of one weight
@@ -49,6 +52,8 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         if load.place.line and module is not None and load.given not in dict(module.named_parameters()):
             yield NothingLoaded(step=steps[-1].step, cause=load.place, load=load)
     yield from new_leaves.find(habits, steps)
+    yield from new_layers.find(habits, steps)
+    yield from _original(habits, steps)
     yield from frozen_layers.find_thawed(habits, steps)
     held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
     yield from frozen_layers.find(habits, held, steps)
@@ -194,6 +199,24 @@ def _twin(
                 old=[tuple(tensor.shape) for tensor in unused],
             )
             return
+
+
+def _original(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
+    """An optimizer steps in vain for a model of which each loss is computed with a copy that is dropped."""
+    gone = Counter(reached.shape for reached in habits.reach.found.values() if reached.reference() is None)
+    for number in dict.fromkeys(event.who for event in steps):
+        watched, own = habits.optimizers.get(number), [event for event in steps if event.who == number]
+        held = parameters_of(watched.optimizer) if watched is not None and watched.optimizer is not None else []
+        is_in_vain = len(own) >= _MIN_STEPS and not any(event.fact.has_gradient for event in own)
+        if not is_in_vain or len(held) < _MIN_TWIN_TENSORS or not all(tensor.requires_grad for tensor in held):
+            continue
+        if not any(event.fact.has_gradient for event in steps) or Counter(tensor.shape for tensor in held) - gone:
+            continue
+        copies = [Place(file, call.lineno) for file, tree in user_trees() for call in calls_in(tree, "deepcopy")]
+        cause = copies[0] if len(copies) == 1 else own[-1].place
+        yield OptimizerOfOriginal(
+            step=own[-1].step, cause=cause, optimizer=number, update=own[-1].place, updates=len(own), held=len(held)
+        )
 
 
 def _match(old: list[torch.Tensor], new: list[torch.Tensor]) -> bool:

@@ -122,6 +122,7 @@ class LossGraph:
         self.unmoved: list[torch.Tensor] | None = None  # of a step that was run again: weights with a gradient of 0
         self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
         self._numbers: dict[Any, int] = {}
+        self._readers: dict[int, list[Node]] | None = None  # by the number of a node, once they are asked for
         self._measured = 0
         self._fetch: Fetch | None = None
         self._waiting: list[tuple[Any, str]] = []  # the owners and names of numbers that are on their way
@@ -160,8 +161,12 @@ class LossGraph:
 
     def leaves_below(self, number: int) -> list[torch.Tensor]:
         """The leaves that a node reaches."""
-        found = [self.nodes[each].leaf for each in self._reached([], [number])]
+        found = [self.nodes[each].leaf for each in self.below(number)]
         return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
+    def below(self, number: int) -> set[int]:
+        """The numbers of a node and of all nodes that it reaches."""
+        return self._reached([], [number])
 
     def leaves_reached(self, *, without: Iterable[Node]) -> list[torch.Tensor]:
         """The leaves that the loss reaches by ways that cross none of these nodes."""
@@ -196,20 +201,25 @@ class LossGraph:
 
     def is_followed_by_weights(self, node: Node) -> bool:
         """Whether what a node made goes into an operation with weights: it is inside of a model, not of a loss."""
-        after: dict[int, list[Node]] = {}
-        for other in self.nodes:
-            for number in other.behind:
-                after.setdefault(number, []).append(other)
-        pending, seen = [node.number], {node.number}
+        pending, seen = [node], {node.number}
         while pending:
-            for later in after.get(pending.pop(), ()):
+            for later in self.readers(pending.pop()):
                 if later.number in seen:
                     continue
                 seen.add(later.number)
                 if self.has_weight(later):
                     return True
-                pending.append(later.number)
+                pending.append(later)
         return False
+
+    def readers(self, node: Node) -> list[Node]:
+        """The nodes that were given what a node made."""
+        if self._readers is None:
+            self._readers = {}
+            for other in self.nodes:
+                for number in other.behind:
+                    self._readers.setdefault(number, []).append(other)
+        return self._readers.get(node.number, [])
 
     def has_weight(self, node: Node) -> bool:
         """Whether a leaf goes into an operation as it is, or transposed."""

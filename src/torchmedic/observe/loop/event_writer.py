@@ -19,11 +19,11 @@ from torchmedic.observe.loop.events import (
     Fetched,
     ForwardFact,
     ScheduleFact,
-    StepFact,
     Watched,
     are_numbers,
     is_mean,
     rates,
+    step_fact,
 )
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
 from torchmedic.observe.loop.loads import unmatched, writes_of
@@ -127,12 +127,10 @@ class EventWriter(Habits):
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         watched = self._watched(optimizer)
         watched.thrown_away.step(optimizer)
-        groups = optimizer.param_groups
-        has_gradient = any(tensor.grad is not None for group in groups for tensor in group["params"])
         self._stepping = True
         if not watched.overwrites.is_over:
             watched.overwrites.step_begins(optimizer)
-        self._add("step", watched.number, frame, StepFact(has_gradient, rates(optimizer)))
+        self._add("step", watched.number, frame, step_fact(optimizer, watched))
 
     @contained("observe.habits")
     def step_ended(self, optimizer: Any, *, stepped: bool) -> None:

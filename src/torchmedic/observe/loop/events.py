@@ -106,8 +106,22 @@ class BackwardFact(NamedTuple):
 
 
 class StepFact(NamedTuple):
+    """An update. `is_fresh`: the optimizer keeps moving averages and has none yet. `first` is its first tensor."""
+
     has_gradient: bool
     rates: tuple[float | None, ...]
+    whose: Watched
+    is_fresh: bool
+    first: weakref.ref[torch.Tensor] | None
+
+
+def step_fact(optimizer: Any, watched: Watched) -> StepFact:
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    settings = optimizer.defaults
+    is_fresh = not optimizer.state and bool("betas" in settings or settings.get("momentum"))
+    has_gradient = any(tensor.grad is not None for tensor in tensors)
+    first = weakref.ref(tensors[0]) if tensors else None
+    return StepFact(has_gradient, rates(optimizer), watched, is_fresh, first)
 
 
 class ScheduleFact(NamedTuple):

@@ -20,6 +20,9 @@ _KINDS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
 class _Seal(Protocol):
+    refused: str
+    count: int
+
     @property
     def is_ours(self) -> bool: ...
 
@@ -229,3 +232,30 @@ def opened(
     text = io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
     text.mode = mode  # type: ignore[misc]
     return text
+
+
+@contextlib.contextmanager
+def databases_locked(seal: _Seal) -> Iterator[None]:
+    """Connections to SQLite may be read from."""
+    sqlite = sys.modules.get("sqlite3")
+    kind = getattr(sqlite, "Connection", None)
+    found = living(kind) if kind is not None else []
+    locked = []
+
+    def allow(action: int, *args: Any) -> int:
+        if not seal.is_ours or action in (sqlite.SQLITE_SELECT, sqlite.SQLITE_READ, sqlite.SQLITE_FUNCTION):  # type: ignore[union-attr]
+            return 0
+        seal.refused = "a change of a database"
+        seal.count += 1
+        return 1
+
+    for connection in found:
+        with contextlib.suppress(Exception):  # closed, or of another thread
+            connection.set_authorizer(allow)
+            locked.append(connection)
+    try:
+        yield
+    finally:
+        for connection in locked:
+            with contextlib.suppress(Exception):
+                connection.set_authorizer(None)

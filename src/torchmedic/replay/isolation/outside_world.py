@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from torchmedic.observe.ranks.contents import METHODS
-from torchmedic.replay.isolation.open_files import living, open_files_muted, opened
+from torchmedic.replay.isolation.open_files import databases_locked, open_files_muted, opened
 
 # By module and class: what is left out, and what is refused. A module that nobody has loaded is not loaded for it.
 _LEFT_OUT = {
@@ -70,6 +70,9 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LONGEST_SLEEP = 0.01
 
 
+Answer = Callable[[str, int, tuple[Any, ...]], Any]  # of a method, the size of its group, and what was passed
+
+
 class Refused(OSError):
     """What a replay asked for would reach outside of it. Code that can do without a network or a disk goes on."""
 
@@ -81,6 +84,7 @@ class Seal:
         self.refused = ""  # what was asked for last
         self.count = 0
         self.exchanges = 0  # with other ranks, that were refused
+        self.answer: Answer = lambda method, size, args: None  # what stands in for such an exchange
         me = threading.get_ident()
         self._others = {thread for thread in sys._current_frames() if thread != me}
 
@@ -111,6 +115,18 @@ def refuse_exchange() -> None:
     if _seal is not None:
         _seal.exchanges += 1
         _seal.refuse("a collective of torch.distributed")
+
+
+@contextlib.contextmanager
+def exchanges_answered(answer: Answer) -> Iterator[None]:
+    """Answer exchanges with other ranks; those without an answer (None) are refused. Only where it is sealed."""
+    seal = _seal
+    assert seal is not None
+    before, seal.answer = seal.answer, answer
+    try:
+        yield
+    finally:
+        seal.answer = before
 
 
 def exchanges() -> int:
@@ -148,13 +164,13 @@ def sealed() -> Iterator[None]:
         group = getattr(sys.modules.get("torch.distributed"), "ProcessGroup", None)
         for name in METHODS if group is not None else ():
             if name in vars(group):
-                _patch(stack, group, name, _exchanging(seal, getattr(group, name)))
+                _patch(stack, group, name, _exchanging(seal, getattr(group, name), name))
         for module in (builtins, io, sys.modules["_io"]):
             _patch(stack, module, "open", _opening(seal, module.open))
         _patch(stack, os, "open", _opening_descriptor(seal, os.open))
         _patch(stack, os, "write", _ours(seal, os.write, lambda descriptor, data: len(data)))
         _patch(stack, time, "sleep", _ours(seal, time.sleep, _napping(time.sleep)))
-        stack.enter_context(_databases_locked(seal))
+        stack.enter_context(databases_locked(seal))
         stack.enter_context(open_files_muted(seal))
         _patch(stack, sys, "stdin", io.StringIO())
         _seal = seal
@@ -225,11 +241,14 @@ def _refusing(seal: Seal, original: Callable[..., Any], name: str) -> Callable[.
     return _ours(seal, original, lambda *args, **kwargs: seal.refuse(name))
 
 
-def _exchanging(seal: Seal, original: Callable[..., Any]) -> Callable[..., Any]:
+def _exchanging(seal: Seal, original: Callable[..., Any], name: str) -> Callable[..., Any]:
     def instead(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if group.size() > 1:
+        if group.size() < 2:
+            return original(group, *args, **kwargs)
+        answer = seal.answer(name, group.size(), args)
+        if answer is None:
             refuse_exchange()
-        return original(group, *args, **kwargs)
+        return answer
 
     return _ours(seal, original, instead)
 
@@ -270,30 +289,3 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         if not flags & _WRITING or args[0] == os.devnull or isinstance(args[0], int):
             return
     seal.refuse(event)
-
-
-@contextlib.contextmanager
-def _databases_locked(seal: Seal) -> Iterator[None]:
-    """Connections to SQLite may be read from."""
-    sqlite = sys.modules.get("sqlite3")
-    kind = getattr(sqlite, "Connection", None)
-    found = living(kind) if kind is not None else []
-    locked = []
-
-    def allow(action: int, *args: Any) -> int:
-        if not seal.is_ours or action in (sqlite.SQLITE_SELECT, sqlite.SQLITE_READ, sqlite.SQLITE_FUNCTION):  # type: ignore[union-attr]
-            return 0
-        seal.refused = "a change of a database"
-        seal.count += 1
-        return 1
-
-    for connection in found:
-        with contextlib.suppress(Exception):  # closed, or of another thread
-            connection.set_authorizer(allow)
-            locked.append(connection)
-    try:
-        yield
-    finally:
-        for connection in locked:
-            with contextlib.suppress(Exception):
-                connection.set_authorizer(None)

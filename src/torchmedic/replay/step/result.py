@@ -31,7 +31,9 @@ def start_of(statement: ast.stmt) -> tuple[int, int]:
 class ReplayResult:
     """What a replay of a segment has shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool = False) -> None:
+        self.answers = answers  # exchanges before the end of a backward are answered by this rank itself
+        self.answered = False  # that has happened
         self.namespace: dict[str, Any] = {}
         self.backward_calls: list[BackwardCall] = []  # those of the step itself, not of a checkpoint inside one
         self.updates: list[tuple[Any, int]] = []  # optimizers that were stepped, after how many backward calls

@@ -84,6 +84,7 @@ class Runner:
         self.frozen: set[tuple[int, int]] = set()  # statements that are not run again: their result is taken over
         self.takes_over = False  # whether calls that leave torch are not made again either, where that can be
         self.ends_at_exchange = False  # whether the step ends where gradients are exchanged with other ranks by hand
+        self.answers_exchanges = False  # whether this rank stands in for the others where they are asked before that
         self.thorough = 0.0  # seconds in which the replay makes sure that it leaves nothing behind, or else raises
         self.shadow: Shadow | None = None  # runs the step on the CPU, where its device is lost
 
@@ -135,7 +136,7 @@ class Runner:
             backward: Whether backward calls are carried out, or only noted.
             keep_graphs: Whether every backward keeps its graph, or only where the code says so.
         """
-        played = ReplayResult()
+        played = ReplayResult(answers=self.answers_exchanges)
         namespace = self._namespace()
         if change is not None:
             change(namespace)
@@ -147,8 +148,7 @@ class Runner:
         except (ReplayTooBig, ReplayWaits) as error:
             played.error = error
             return played
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(muted())
+        with muted(), contextlib.ExitStack() as stack:
             stack.enter_context(harmless(self._frame, thorough=self.thorough))
             played.stood_in = stack.enter_context(unsharded(self.modules))
             if self.shadow is None:

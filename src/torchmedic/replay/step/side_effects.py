@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
+from torchmedic.replay.isolation.outside_world import exchanges_answered
 from torchmedic.replay.isolation.torch_state import replaced, set_version
+from torchmedic.replay.step.lone_exchange import answer
 from torchmedic.replay.step.result import BackwardCall, ReplayResult
 from torchmedic.replay.trace.microscope import written_by
 from torchmedic.replay.trace.operations import Geometry, geometry_of, storage_of
@@ -60,6 +62,13 @@ def no_side_effects(
         wrapped.add(id(wrapper))
         return wrapper.module(*args, **kwargs)
 
+    def exchange(method: str, size: int, args: tuple[Any, ...]) -> Any:
+        if played.backward_calls and not depth:
+            return None  # the gradients are exchanged by hand: the step of this rank alone is over
+        done = answer(method, size, args)
+        played.answered |= done is not None
+        return done
+
     def next_batch(iterator: Any) -> Any:
         if batch is None:
             raise StopIteration
@@ -84,6 +93,8 @@ def no_side_effects(
         stack.enter_context(replaced(GradScaler, "unscale_", lambda *args, **kwargs: None))
         with contextlib.suppress(AttributeError, RuntimeError):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if played.answers:
+            stack.enter_context(exchanges_answered(exchange))
         for optimizer in optimizers:
             stack.enter_context(replaced(optimizer, "step", _touch(optimizer, played)))
         yield

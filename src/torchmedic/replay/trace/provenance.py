@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_iter
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.source.spots import user_spots
 
+_GATHERS = ("all_gather", "all_gather_single", "all_gather_into_tensor")
 _LEAVES_TORCH = frozenset("item tolist numpy __float__ __int__ __array__ __index__ __bool__".split())
 
 
@@ -57,11 +58,12 @@ class Provenance(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
-        inputs = tuple(value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor))
+        is_gather = name in _GATHERS and len(args) > 1  # then the first argument is the result
+        inputs = _tensors(args[1] if is_gather else (args, kwargs))
         had_grad = any(tensor.requires_grad for tensor in inputs)
         grad_enabled, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         result = func(*args, **kwargs)
-        outputs = tuple(value for value in tree_iter(result) if isinstance(value, torch.Tensor))
+        outputs = _tensors(args[0] if is_gather else result)
         sets_data = name == "data" and getattr(func, "__name__", "") == "__set__"
         is_skipped = name in _SKIPPED and func is not torch.autograd.grad  # `x.grad` has that name too
         if is_skipped or not (outputs or name in _LEAVES_TORCH or sets_data):
@@ -78,7 +80,7 @@ class Provenance(TorchFunctionMode):
         written = (name.endswith("_") or name.startswith("__i")) and name != "requires_grad_"
         for tensor in outputs:
             if written or not any(tensor is given for given in inputs):
-                if id(tensor) in self._made_by:
+                if id(tensor) in self._made_by and not is_gather:  # which writes all of it
                     self._before[id(tensor), number] = self._made_by[id(tensor)]
                 self._made_by[id(tensor)] = number
                 address = _address(tensor)
@@ -154,6 +156,10 @@ class Provenance(TorchFunctionMode):
     def made_plain(self, root: torch.Tensor) -> FunctionCall | None:
         """The call that built a tensor behind `root` from plain numbers."""
         return next((call for call in self.behind(root) if not call.inputs and call.outputs), None)
+
+
+def _tensors(values: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(value for value in tree_iter(values) if isinstance(value, torch.Tensor))
 
 
 def _numbers(tensor: torch.Tensor) -> set[float]:

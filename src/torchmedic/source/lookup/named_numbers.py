@@ -1,4 +1,4 @@
-"""Numbers that the user's files spell out under a name: a learning rate, a factor."""
+"""Settings that the user's files spell out under a name: a learning rate, a factor, the reduction of a loss."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ def written_at(value: float, *, any_name: bool = False) -> tuple[str, ast.AST] |
         if node is not None and is_number(node, value) and (any_name or _names_rate(name))
     ]
     return found[0] if len(found) == 1 else None
+
+
+def reduction_written_at(value: str, role: Role, label: str) -> Location | None:
+    """The only place in the user's files that gives a loss its reduction."""
+    found = [
+        (file, node)
+        for file in loaded_files()
+        for name, node in _named_values(syntax_tree(file))
+        if name == "reduction" and isinstance(node, ast.Constant) and node.value == value
+    ]
+    return node_location(role, *found[0], label) if len(found) == 1 else None
 
 
 def _names_rate(name: str) -> bool:

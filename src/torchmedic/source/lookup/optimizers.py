@@ -89,13 +89,10 @@ def built_at(
     name = type(optimizer).__name__
     for file in _files(frames):
         tree = syntax_tree(file)
-        calls = [
-            node
-            for node in nodes_in(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
-        ]
-        if len(calls) > 1:
-            calls = _of_this_one(frames, calls, tree, optimizer) or calls
+        every = [node for node in nodes_in(tree) if isinstance(node, ast.Call)]
+        calls = [call for call in every if ast.unparse(call.func).split(".")[-1] == name]
+        if len(calls) != 1:
+            calls = _of_this_one(frames, calls or every, tree, optimizer) or calls
         if len(calls) == 1:
             return node_location(role, file, _value_in(calls[0], value) or calls[0], label)
     return None
@@ -162,7 +159,13 @@ def _group_of(optimizer: Any, group: int | None, call: ast.AST) -> tuple[str, as
 
 def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimizer: Any) -> list[ast.Call]:
     """The calls whose result is assigned to a name that holds the optimizer."""
-    names = {name for frame in frames if frame.is_user for name, value in frame.variables.items() if value is optimizer}
+    names = {
+        name
+        for frame in frames
+        if frame.is_user
+        for name, value in frame.variables.items()
+        if value is optimizer or _wrapped(value) is optimizer
+    }
     for frame in frames:
         owner = frame.variables.get("self") if frame.is_user else None
         names |= {
@@ -175,6 +178,12 @@ def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimize
         for call in calls
         if call is node.value
     ]
+
+
+def _wrapped(value: Any) -> Any:
+    """The schedule in the wrapper that accelerate puts around it."""
+    is_wrapper = type(value).__module__.startswith("accelerate.")
+    return getattr(value, "__dict__", {}).get("scheduler") if is_wrapper else None
 
 
 def rate_set_at(
@@ -201,6 +210,17 @@ def rate_set_at(
         if found is not None:
             return found
     return built_at(frames, optimizer, role, label, by=by, value=value, group=group)
+
+
+def rate_given_at(
+    frames: list[Frame], optimizer: Any, rate: float, *, by: Construction | None = None, group: int | None = None
+) -> Location | None:
+    """The cause of a learning rate: the construction of the optimizer, or a schedule that went above that."""
+    label = f"the learning rate is {rate:.6g}"
+    given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
+    is_built = any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
+    find = built_at if is_built else rate_set_at
+    return find(frames, optimizer, "cause", label, by=by, value=rate, group=group)
 
 
 def setting_assigned_at(frames: list[Frame], name: str, role: Role, label: str) -> Location | None:

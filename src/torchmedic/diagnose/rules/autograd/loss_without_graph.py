@@ -28,6 +28,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.frozen_parameters import leaves_in_reach, never_trainable, parameters_in_reach, unfrozen
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Location, Treatment
+from torchmedic.replay.isolation.outside_world import Refused
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
@@ -59,6 +60,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     provenance = Provenance()
     step = failure.replay()
     played = step.runner.play(provenance) if step is not None else None
+    if step is not None and played is not None and isinstance(played.error, Refused):
+        step.runner.answers_exchanges, provenance = True, Provenance()
+        played = step.runner.play(provenance)
     finding = _find(failure, provenance, played.roots[-1]) if played is not None and played.roots else None
     if finding is None:
         return _nothing_found(evidence, failure)
@@ -135,6 +139,12 @@ def _explain(failure: BackwardFailure, call: FunctionCall) -> Finding:
     elif call.name == "grad":
         why = "`autograd.grad` gives gradients without a graph unless `create_graph=True` is passed"
         advice = "pass `create_graph=True`"
+    elif call.name.startswith("all_gather"):
+        why = f"`{call.name}` gives tensors without a history, also for the part of this rank"
+        advice = (
+            "put this rank's own tensor back: `gathered[dist.get_rank()] = features`; "
+            "or call `torch.distributed.nn.functional.all_gather`"
+        )
     elif call.name in ("tensor", "as_tensor", "new_tensor"):
         why = f"`{call.name}` copies the values into a new tensor, which has no history"
     elif lost is not None and not (lost.is_floating_point() or lost.is_complex()):

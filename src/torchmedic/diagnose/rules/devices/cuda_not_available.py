@@ -39,7 +39,9 @@ _OF_CUDA = re.compile(r"\bCUDA\b|_cuda_|torch\.cuda|dummy base class|NCCL built 
 
 @rule("TM312", "cuda-not-available")
 def check(evidence: RaisedEvidence) -> Draft | None:
-    if not evidence.kinds & {"RuntimeError", "AssertionError", "AttributeError"}:
+    # A wrapper of DistributedDataParallel with the numbers of GPUs, around a model on the CPU.
+    is_wrapped = evidence.says("device_ids", "type='cpu'") and not torch.cuda.is_available()
+    if not (is_wrapped or evidence.kinds & {"RuntimeError", "AssertionError", "AttributeError"}):
         return None
     if not (evidence.is_torchs or evidence.from_loader):
         return None
@@ -50,7 +52,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     lacks_driver = fault is not None and fault.code == 35 and setup.lacks_driver
     if fault is not None and fault.kind != "not_available" and not lacks_driver:
         return None
-    if fault is None and (setup.build is not None or not _OF_CUDA.search(_said(evidence.message))):
+    if fault is None and not is_wrapped and (setup.build is not None or not _OF_CUDA.search(_said(evidence.message))):
         return None
     reason = _reason(setup)
     saved = evidence.says("deserialize")
@@ -84,6 +86,8 @@ def _advice(evidence: RaisedEvidence, setup: CudaSetup) -> Iterator[str]:
         yield "let CUDA_VISIBLE_DEVICES name a GPU that exists, or unset it"
     if evidence.says("deserialize"):
         yield 'load it with `map_location="cpu"`, or with the device that there is'
+    elif evidence.says("device_ids"):
+        yield "pass `device_ids` only for a model on a GPU; None for one on the CPU"
     elif evidence.says("NCCL"):
         yield 'use the backend "gloo" where there is no GPU'
     elif evidence.says("accelerator"):

@@ -4,7 +4,9 @@ What: a thread is inside compiled code that has not released the GIL. No other P
 logging, no heartbeat, no signal handler, no Ctrl-C.
 
 Why: an extension or a `ctypes.PyDLL` function that works or waits without releasing the GIL, a regular expression with
-catastrophic backtracking, one very large call of a builtin (`sum`, `sorted`, `int`, `json.loads`).
+catastrophic backtracking, one very large call of a builtin (`sum`, `sorted`, `int`, `json.loads`). At the end of a job
+of several ranks, a model in DistributedDataParallel that is freed after `destroy_process_group()` can wait for a thread
+of torch that needs the GIL.
 
 Cure: check the call: limit it, split it, or run it in a separate process. Use `ctypes.CDLL`, which releases the GIL,
 and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in extensions.
@@ -13,10 +15,12 @@ and `py::call_guard<py::gil_scoped_release>` or `Py_BEGIN_ALLOW_THREADS` in exte
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.stall import BUSY, at, main_line, stall_rule
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.process import ProcessView, ThreadView
 from torchmedic.records.stall import Stall
+from torchmedic.source.branches import call_in_called
 
 _LONG_CALL_SECONDS = 60.0  # and
 _LONG_CALL_LIMITS = 10  # times the limit, after which this is not just one long call
@@ -24,6 +28,7 @@ _MIN_STARVED_DEMAND = 0.3  # of a core, that our thread wants and does not get
 _MIN_SHARE_OF_CORE = 0.1
 _MIN_TURNS = 8  # turns on a core in which our thread would have had the GIL, had it been free
 _MIN_WAKES_PER_SECOND = 50.0  # a thread that waits for the GIL asks again every five milliseconds
+_LEAVES = "destroy_process_group"
 _MIN_WORK_SECONDS_PER_WAKE = 0.0002  # a thread that only asks for the GIL works less
 
 
@@ -105,7 +110,10 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Draft:
     draft = check.draft(stall, "likely")
     draft.message = f"a native call {how} and holds Python's GIL"
     draft.cause = f"this call does not release the GIL, so {others}"
-    draft.at(at(frame, "cause", f"this call {how} and holds the GIL"))
+    over = call_in_called(frame.file, frame.line, _LEAVES) if holder.frames[0] is frame and not at_work else None
+    if over is not None:
+        draft.at(line_location("cause", frame.file, over[1], "the group ends here, before the model is freed"))
+    draft.at(at(frame, "cause" if over is None else "surfaced", f"this call {how} and holds the GIL"))
     if not holder.main:
         draft.at(main_line(stall, label="the main thread waits here for the GIL"))
     draft.because(
@@ -117,7 +125,22 @@ def _told(stall: Stall, process: ProcessView, holder: PyThread) -> Draft:
         draft.because(f"thread {row.tid}: state {row.state}, {row.busy or 0:.0%} of a core")
     if holder.frames[0] is not frame:
         draft.because(f"the last Python function is `{holder.frames[0].function}`")
+    if over is not None:
+        return _freed_after_group(draft, over[0])
     draft.help("limit or split this call, or run it in a separate process")
     ends = at_work or (row is not None and row.wakes_in is not None)  # by itself, perhaps
     for_good = not ends or stall.still > max(_LONG_CALL_SECONDS, _LONG_CALL_LIMITS * stall.limit)
     return draft.rated("error" if for_good else "warning")
+
+
+def _freed_after_group(draft: Draft, name: str) -> Draft:
+    """A line calls a function of the script, and no frame of that function is left: what it held is being freed."""
+    draft.message = f"the end of `{name}` waits and holds Python's GIL, after `{_LEAVES}()`"
+    draft.cause = (
+        "a model in DistributedDataParallel that is freed after the end of its group can wait for a thread of torch, "
+        "which needs the GIL"
+    )
+    draft.because(f"`{name}` has no frame any more: its variables are being freed")
+    return draft.help(
+        f"free the model first: `del` every variable that holds the model or its loss, then `{_LEAVES}()`"
+    )

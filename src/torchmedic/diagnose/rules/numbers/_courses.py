@@ -13,7 +13,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade, Location, Treatment
 from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.named_numbers import value_written_at
-from torchmedic.source.lookup.optimizers import built_at, rate_set_at
+from torchmedic.source.lookup.optimizers import rate_given_at
 from torchmedic.source.spots import Spot
 
 _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
@@ -101,13 +101,8 @@ def is_ordinary_rate(divergence: Divergence) -> bool:
 
 def rate_location(evidence: NumbersEvidence, optimizer: Any, rate: float, group: int | None = None) -> Location | None:
     """What gives an optimizer a learning rate: its construction, or a schedule that went above that."""
-    label = f"the learning rate is {rate:.6g}"
-    given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
-    is_built = any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
     by = evidence.agent.clock.constructions.get(optimizer)
-    if is_built:
-        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
-    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
+    return rate_given_at(evidence.frames, optimizer, rate, by=by, group=group)
 
 
 def locate_factor(draft: Draft, spot: Spot, label: str, factor: float) -> None:

@@ -35,8 +35,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if leaf is None or evidence.scope is None:
         return None
     kind, name = evidence.name_of(leaf)
-    if kind in ("parameter", "buffer"):
-        return None
+    if kind in ("parameter", "buffer") or leaf.tensor.grad_fn is not None:
+        return None  # a loss that a generator hands out was computed from the weights
     bad = ~torch.isfinite(leaf.tensor.detach())
     if not bool(bad.any()) or is_next_state(evidence.step, leaf.tensor):
         return None

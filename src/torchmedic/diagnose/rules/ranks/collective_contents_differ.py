@@ -16,20 +16,25 @@ the same source on all ranks; make all groups on all ranks, in one order.
 
 from __future__ import annotations
 
+import re
+
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._left_loops import PARTS_OF_MODEL
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, WRAPPED, Collective, Job
 from torchmedic.source.branches import Branch, Loop, branches_around, loops_around
+from torchmedic.source.line_relations import asks_for_gradient, follows_in_block
 
 
 @rule("TM703", "collective-contents-differ")
 def check(job: Job) -> Draft | None:
     difference = job.difference
-    if difference is None or difference.kind != "content" or difference.call is None or difference.expected is None:
+    if difference is None or difference.call is None or difference.expected is None:
         return None
     call, expected = difference.call, difference.expected
+    if difference.kind != "content" and not _is_other_source(call, expected):
+        return None
     what, own, theirs = _difference(call, expected)
     if not what:
         return None
@@ -52,14 +57,38 @@ def check(job: Job) -> Draft | None:
         draft.cause = f"{who} sends {own} elements to {others}, which takes {theirs} from it"
     loop = _loop_of_others(call, expected) if what == "shape" else None
     skip = _skip(call, loop) if loop is not None else None
+    lacks = what == "shape" and skip is None and bool(call.frames) and asks_for_gradient(*_line(call))
     if skip is not None:
         draft.at(line_location("cause", call.frames[0].file, skip.line, "a rank leaves out what the others exchange"))
     draft.at(at_call(call, "surfaced" if skip is not None else "cause", f"{what}: {who} {own}, {others} {theirs}"))
+    draft.at(at_call(expected, "origin", f"{others}: {theirs}"))
     if loop is not None:
         draft.at(line_location("origin", call.frames[0].file, loop.line, "each turn of this loop takes one tensor"))
         draft.because("these are different tensors, and not parts of unequal length")
     show(draft, job, difference)
-    return draft.help(_CURES["skip" if skip is not None else "order" if loop is not None else what])
+    if lacks:
+        draft.because("the line leaves out parameters without a gradient, so the ranks may be at different parameters")
+    draft.help(_CURES["skip" if skip is not None or lacks else "order" if loop is not None else what])
+    if what == "shape" and loop is None and not lacks and _goes_through_mapping(call):
+        draft.help(_CURES["mapping"])
+    return draft
+
+
+def _is_other_source(call: Collective, expected: Collective) -> bool:
+    """Whether two lines that exclude each other make one call with different sources."""
+    is_alike = (call.op, call.group, call.shapes, call.dtypes) == (
+        expected.op,
+        expected.group,
+        expected.shapes,
+        expected.dtypes,
+    )
+    if not is_alike or call.op not in ("broadcast", "scatter") or call.peer == expected.peer:
+        return False
+    own, theirs = next(((a, b) for a in call.frames for b in expected.frames if a.function == b.function), (None, None))
+    if own is None or theirs is None or own.file != theirs.file:
+        return False
+    lines = sorted((own.line, theirs.line))
+    return not follows_in_block(own.file, *lines)  # else one rank may come to the later line, too
 
 
 def _loop_of_others(call: Collective, expected: Collective) -> Loop | None:
@@ -76,6 +105,16 @@ def _loop_of_others(call: Collective, expected: Collective) -> Loop | None:
     return loop if is_other else None
 
 
+def _goes_through_mapping(call: Collective) -> bool:
+    """Whether the innermost loop around a call takes what a dict holds."""
+    around = loops_around(call.frames[0].file, call.frames[0].line) if call.frames else []
+    return bool(around) and re.search(r" in (?!sorted).*\.(items|keys|values)\(\)", around[0].header) is not None
+
+
+def _line(call: Collective) -> tuple[str, int]:
+    return call.frames[0].file, call.frames[0].line
+
+
 def _skip(call: Collective, loop: Loop) -> Branch | None:
     """The `if` inside a loop over the parameters that a call depends on: `if parameter.grad is not None`."""
     if not PARTS_OF_MODEL.search(loop.header):
@@ -89,6 +128,7 @@ _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
     "message": "send the size first, or use batches of one size (`drop_last=True`)",
     "order": "let the loop take the tensors in one order: sort them; a `set` has another order in each process",
+    "mapping": "or take the keys in one order, `sorted(...)`, if they came into the dict in another order on each rank",
     "skip": "exchange the gradient of every parameter on all ranks, and a tensor of zeros where there is none",
     "dtype": "convert the tensor to one dtype on all ranks before the call",
     "source rank": "pass the same rank as source or destination on all ranks",

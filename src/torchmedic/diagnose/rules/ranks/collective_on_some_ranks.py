@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from torchmedic.detect.ranks.culprit import deciding_frame
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._left_loops import left_loop, skipping_branch
+from torchmedic.diagnose.rules.ranks._left_loops import have_ended, left_loop, skipping_branch
 from torchmedic.diagnose.rules.ranks._side_by_side import at_branch, at_call, innermost, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Job
+from torchmedic.source.branches import exits_before, process_ends_between
 from torchmedic.source.user_code import relative
 
 
@@ -31,7 +32,10 @@ def check(job: Job) -> Draft | None:
     if skipped is not None:
         return _skipped(job, difference, *skipped)
     if difference.call is None and difference.expected is not None:
-        return _went_past(job, difference, difference.expected)
+        draft = _went_past(job, difference, difference.expected)
+        if draft is None and have_ended(job, difference) and left_loop(job, difference) is None:
+            draft = _ended(job, difference, difference.expected)
+        return draft
     if difference.call is None or innermost(difference.call) is None or left_loop(job, difference) is not None:
         return None
     call, expected = difference.call, difference.expected
@@ -71,6 +75,38 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     is_backward = expected.native or expected.op == BACKWARD
     other = ", or multiply the loss by zero" if is_backward else ""
     return draft.help(f"let all ranks decide alike: all_reduce a flag before the branch{other}")
+
+
+def _ended(job: Job, difference: Difference, expected: Collective) -> Draft:
+    """A rank came to its end, without an exception, before a call that the others wait in."""
+    who, others = ranks(difference.culprits), ranks(difference.others)
+    draft = check.draft(job, "likely")
+    draft.message = f"{who} ended without {words(expected)}, which {others} called"
+    draft.cause = f"{words(expected)} at {place(expected)} waits for all ranks, and the process of {who} is over"
+    ends = [(file, line) for file, first, last in _ways(difference, expected) for line in _ends(file, first, last)]
+    for file, line in ends[:1]:
+        draft.at(
+            line_location("cause", file, line, f"{who} ended here" if len(ends) == 1 else "a process may end here")
+        )
+    draft.at(at_call(expected, "surfaced" if ends else "cause", f"{others}: {words(expected)}, which waits for {who}"))
+    show(draft, job, difference)
+    return draft.help("let no rank end by itself: all ranks end together, or all go on")
+
+
+def _ways(difference: Difference, expected: Collective) -> list[tuple[str, int, int]]:
+    """By file, the lines between the last common call and the call of the others, where one function made both."""
+    before = difference.before.frames if difference.before is not None else ()
+    return [
+        (frame.file, earlier.line, frame.line)
+        for frame in expected.frames
+        for earlier in before
+        if (earlier.file, earlier.function) == (frame.file, frame.function) and earlier.line < frame.line
+    ]
+
+
+def _ends(file: str, first: int, last: int) -> list[int]:
+    returns = [each.line for each in exits_before(file, last) if each.exit == "return" and each.line > first]
+    return process_ends_between(file, first, last) or returns
 
 
 def _went_past(job: Job, difference: Difference, expected: Collective) -> Draft | None:

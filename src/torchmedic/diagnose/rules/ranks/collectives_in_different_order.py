@@ -19,7 +19,7 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Role, StackFrame
 from torchmedic.records.ranks import MARKS, Collective, Difference, Job
 from torchmedic.source.branches import branches_around, callees_at, loops_around
-from torchmedic.source.line_relations import follows_in_block, is_after_in_block
+from torchmedic.source.line_relations import follows_in_block, in_comprehension, is_after_in_block
 
 
 @rule("TM702", "collectives-in-different-order")
@@ -108,7 +108,7 @@ def _shared_loop(difference: Difference) -> StackFrame | None:
     own, theirs = _parting(call, expected)
     if shared is None or own.function == theirs.function or shared in (own, theirs):
         return None
-    return shared if loops_around(shared.file, shared.line) else None
+    return shared if loops_around(shared.file, shared.line) or in_comprehension(shared.file, shared.line) else None
 
 
 def _comes_after(first: StackFrame, second: StackFrame, op: str) -> bool:

@@ -173,7 +173,10 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
 
 
 def _left_by_exit(job: Job, rank: int, call: Collective) -> tuple[str, int] | None:
-    """The only `if` that leaves the loop in which the partner answered before, if the partner is outside of it now."""
+    """The only `if` that leaves the loop in which the partner answered before, if the partner is outside of it now.
+
+    A loop without such an `if` is left at its own line.
+    """
     waiting, partner = job.of(rank), job.of(call.peer or 0)
     if waiting is None or partner is None or waiting.log is None or partner.log is None:
         return None
@@ -182,8 +185,8 @@ def _left_by_exit(job: Job, rank: int, call: Collective) -> tuple[str, int] | No
         for loop in loops_around(frame.file, frame.line):
             last = partner.log.calls[-1].site
             inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
-            if not inside and len(loop.exits) == 1:
-                return frame.file, loop.exits[0].line
+            if not inside and len(loop.exits) < 2:
+                return frame.file, loop.exits[0].line if loop.exits else loop.line
     return None
 
 

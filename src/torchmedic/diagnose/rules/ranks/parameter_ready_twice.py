@@ -5,10 +5,11 @@ For one parameter this happened twice between a forward and the end of its avera
 
 Why: a layer that is used several times and runs under `checkpoint(..., use_reentrant=True)`, where each use has a
 backward of its own; two calls of `backward` for one forward; a layer of `model.module` that is called outside of the
-model's `forward`.
+model's `forward`; with `find_unused_parameters=True`, a tensor for the loss that `forward` does not return, or returns
+in an object of another class than tuple, list, dict or dataclass: what leads to it counts as unused.
 
 Cure: pass `use_reentrant=False` to `checkpoint`; add the losses and call `backward` once; call all layers inside the
-`forward` of the wrapped model.
+`forward` of the wrapped model; return all tensors for the loss in a tuple, list, dict or dataclass.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel.distributed import _find_tensors
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
-from torchmedic.source.lookup.layer_construction import class_node
-from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in
+from torchmedic.source.lookup.layer_construction import class_node, class_nodes, is_attribute_of, own_names
+from torchmedic.source.objects.graph import leaves_behind
+from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, own_nodes
 from torchmedic.source.user_code import is_user_file
 
 _NAME = re.compile(r"with name (\S+) has been marked as ready twice")
@@ -46,6 +54,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         _by_checkpoint(evidence, message, name)
         or _outside_forward(evidence, message, name)
         or _by_second_backward(evidence, message)
+        or _past_the_result(evidence, message, name)
     )
     if draft is None:
         draft = check.draft(evidence, "possible", message, "why backward reached the parameter twice is not known")
@@ -166,6 +175,74 @@ def _by_second_backward(evidence: RaisedEvidence, message: str) -> Draft | None:
         draft.at(node_location("origin", frame.file, first, "the first `backward` keeps its graph"))
     draft.help("add the losses, and call `backward` once")
     return draft
+
+
+def _past_the_result(evidence: RaisedEvidence, message: str, name: str) -> Draft | None:
+    """A tensor came to the loss past the result of `forward`, where `find_unused_parameters=True` looks for tensors."""
+    wrapper = next((each for each in _wrappers(evidence) if each.find_unused_parameters), None)
+    parameter = dict(wrapper.module.named_parameters()).get(name) if wrapper is not None else None
+    result = _replayed_result(evidence, wrapper.module) if wrapper is not None and parameter is not None else None
+    if wrapper is None or result is None or any(each is parameter for each in leaves_behind(_find_tensors(result))):
+        return None
+    draft = check.draft(evidence, "proven", message)
+    kind = type(result).__name__
+    if not (isinstance(result, torch.Tensor | tuple | list | dict) or is_dataclass(result)):
+        draft.cause = (
+            f"`forward` returns a `{kind}`, in which DistributedDataParallel finds no tensors: "
+            "what leads to it counts as unused"
+        )
+        places = [*_returned(wrapper.module, kind)]
+        draft.help("return the tensors in a tuple, list, dict or dataclass")
+    else:
+        kept = _kept_in(wrapper.module, parameter)
+        draft.cause = (
+            f"the loss uses {f'`{kept[0]}`' if kept else 'a tensor'}, which `forward` does not return: "
+            "what leads to it counts as unused"
+        )
+        places = [kept[1]] if kept else []
+        draft.help("return every tensor that the loss uses from `forward`")
+    draft.at(*places, *evidence.at_user_line("surfaced" if places else "cause", "noticed here"))
+    draft.because("find_unused_parameters=True", f"replayed: the result of `forward` does not lead to `{name}`")
+    return draft.help("or leave `find_unused_parameters=True` out, if every step uses all parameters")
+
+
+def _replayed_result(evidence: RaisedEvidence, module: torch.nn.Module) -> Any:
+    """What the wrapped module returns in the failing step."""
+    results = []
+    step = BackwardFailure(evidence).replay()
+    if step is not None:
+        hook = register_module_forward_hook(
+            lambda called, given, result: results.append(result) if called is module else None
+        )
+        try:
+            step.runner.play(backward=False)
+        finally:
+            hook.remove()
+    return results[-1] if results else None
+
+
+def _returned(module: torch.nn.Module, kind: str) -> Iterator[Location]:
+    """Where the `forward` of a module returns its result."""
+    written = class_node(type(module))
+    for method in written[1].body if written is not None else ():
+        if isinstance(method, ast.FunctionDef) and method.name == "forward":
+            for node in own_nodes(method):
+                if isinstance(node, ast.Return):
+                    yield node_location("cause", written[0], node, f"a `{kind}`")  # type: ignore[index]
+
+
+def _kept_in(root: torch.nn.Module, parameter: Any) -> tuple[str, Location] | None:
+    """The attribute of a module that holds a tensor which a parameter leads to, and where it is set."""
+    for module in root.modules():
+        for name, value in vars(module).items():
+            if name.startswith("_") or not any(each is parameter for each in leaves_behind(tensors_in(value, 2))):
+                continue
+            for file, body in class_nodes(type(module)):
+                names = own_names(body)
+                for node in nodes_in(body):
+                    if is_attribute_of(node, name, names) and isinstance(getattr(node, "ctx", None), ast.Store):
+                        return f"self.{name}", node_location("cause", file, node, "not returned by `forward`")
+    return None
 
 
 def _wrappers(evidence: RaisedEvidence) -> list[torch.nn.parallel.DistributedDataParallel]:
