@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from torchmedic.detect.ranks.alignment import first_difference, is_compared
+from torchmedic.detect.ranks.alignment import first_difference
+from torchmedic.detect.ranks.comparable import is_compared
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, Difference, RankLog
 

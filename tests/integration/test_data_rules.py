@@ -369,6 +369,7 @@ def test_the_line_of_the_dataset_is_blamed(tmp_path: Path, name: str) -> None:
     assert "fault of its own" not in finished.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_new_interpreter_tells_as_much(tmp_path: Path) -> None:
     source = (
         HEAD

@@ -160,6 +160,31 @@ for _ in range(100):
     values = out.tolist()[0][0][0] + len(rows) + out.detach().cpu().numpy().sum()
 """
 
+CODEBOOK = """
+import torch
+from torch import nn
+
+
+class Codebook(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("codes", torch.randn(64, 32))
+
+    def forward(self, x):
+        return x + (self.codes[torch.cdist(x, self.codes).argmin(1)] - x).detach()
+
+
+model = nn.Sequential(nn.Linear(16, 32), Codebook(), nn.Linear(32, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    scores = model(torch.randn(10 * 4, 16)).view(10, 4, 8).log_softmax(-1)
+    labels, times, lengths = torch.randint(1, 8, (4, 3)), torch.full((4,), 10), torch.full((4,), 3)
+    loss = nn.functional.ctc_loss(scores, labels, times, lengths)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 NO_STEP = "import torch\nprint(torch.zeros(3).cuda().sum())\n"
 BROKEN = "import torch\nmodel = torch.nn.Linear(3, 4).cuda()\nmodel(torch.zeros(2, 5).cuda())\n"
 
@@ -170,6 +195,7 @@ SCRIPTS = {
     "lstm": LSTM,
     "host": HOST,
     "traps": TRAPS,
+    "codebook": CODEBOOK,
     "no_step": NO_STEP,
     "broken": BROKEN,
 }
@@ -274,6 +300,12 @@ def test_traps_of_fake_tensors(followed: dict[str, Any], tmp_path: Path) -> None
     assert (found["error"], found["steps"]) == ("", 4)
     assert found["rows"]["parameters"] == 2 * weights(500 * 64) + weights(500, 1)  # tied weights count once
     assert any("upper bound" in note for note in found["notes"])
+
+
+def test_buffers_of_a_script_without_a_device_and_a_loss_of_sequences(followed: dict[str, Any]) -> None:
+    found = followed["codebook"]
+    assert (found["error"], found["steps"]) == ("", 2)
+    assert found["rows"]["buffers"] == weights(64 * 32)
 
 
 def test_why_a_script_cannot_be_followed(followed: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from torchmedic.runfolder import files, held
 
 _MAX_TEXT = 20_000  # characters of an answer
 _TAIL = 3000  # characters of the output of a script
+_VERB_SECONDS = 180.0  # that a verb, or a trial of a patch, may take
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 15.0  # from a held step to its report
 _TERMINATE_SECONDS = 10.0
@@ -42,9 +43,9 @@ def verb(arguments: Sequence[str], base: Path, seconds: float) -> tuple[int, str
     return done.returncode, done.stdout[-_MAX_TEXT:], done.stderr[-_MAX_TEXT:]
 
 
-def verb_json(arguments: Sequence[str], base: Path, seconds: float) -> dict[str, Any]:
+def verb_json(arguments: Sequence[str], base: Path) -> dict[str, Any]:
     """Run a verb that prints JSON. Raises TorchmedicError with the other text if it prints none."""
-    _, out, err = verb(arguments, base, seconds)
+    _, out, err = verb(arguments, base, _VERB_SECONDS)
     try:
         found = json.loads(out)
     except ValueError:
@@ -142,7 +143,7 @@ class Runs:
             path.unlink(missing_ok=True)
 
 
-def try_cure(folder: Path, patch: str, seconds: float = 180.0) -> dict[str, Any]:
+def try_cure(folder: Path, patch: str) -> dict[str, Any]:
     """Run the failing step of a held run with a patch. Raises TorchmedicError if no step is held."""
     steps = held.held_steps(folder)
     if not steps:
@@ -150,7 +151,7 @@ def try_cure(folder: Path, patch: str, seconds: float = 180.0) -> dict[str, Any]
             f"{folder.name} holds no failing step now, and a step cannot be replayed from files alone: start the "
             "script with the tool `run` (or `torchmedic run --hold 600`), then try the patch while it is held"
         )
-    result = held.try_patch(folder, steps[0], patch, seconds)
+    result = held.try_patch(folder, steps[0], patch, _VERB_SECONDS)
     return {
         "tried": not result.refused,
         "passed": result.passed,

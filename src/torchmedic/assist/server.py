@@ -100,13 +100,13 @@ def _add_looking(server: MCPServer[Any], base: Path) -> None:
     def attach(pid: int, seconds: float = 2.0) -> dict[str, Any]:
         """Why a running process makes no progress. It is not stopped or changed."""
         words = ["attach", "--format", "json", "--seconds", f"{max(0.5, min(seconds, 60.0)):g}", str(pid)]
-        return running.verb_json(words, base, 180.0)
+        return running.verb_json(words, base)
 
     @server.tool()
     @_told
     def preflight(script: str = "") -> dict[str, Any]:
         """Checks of the host, the GPUs and a script (which is read, not run) for causes of hangs and freezes."""
-        return running.verb_json(["preflight", "--format", "json", *([script] if script else [])], base, 180.0)
+        return running.verb_json(["preflight", "--format", "json", *([script] if script else [])], base)
 
 
 def _add_running(server: MCPServer[Any], base: Path, runs: Runs) -> None:

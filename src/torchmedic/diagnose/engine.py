@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torchmedic.contained import report_fault
 from torchmedic.diagnose.registry import UNLESS, Family, load
@@ -37,15 +36,11 @@ def ask(evidence: E, rules: Family[E]) -> Diagnosis | None:
 
 def ask_each(evidence: E, rules: Family[E]) -> list[Diagnosis]:
     """The answer of every rule that has one."""
-    return [found.diagnosis for rule in rules if (found := _best(evidence, (rule,))) is not None]
+    return [found.diagnosis for rule in rules if (found := find(evidence, Family(rule))) is not None]
 
 
 def find(evidence: E, rules: Family[E]) -> RuleAnswer | None:
     """Like `ask`, with the cures that are still to be tried."""
-    return _best(evidence, rules)
-
-
-def _best(evidence: Any, rules: Iterable[str]) -> RuleAnswer | None:
     found: dict[str, RuleAnswer] = {}
     for name in rules:
         if not found.keys().isdisjoint(UNLESS.get(name, ())):

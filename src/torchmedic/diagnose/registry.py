@@ -98,6 +98,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "devices.no_kernel_for_gpu",
     "devices.cuda_library_error",
     "process.unequal_samples",
+    "process.missing_main_guard",
     "process.dataset_exception",
     "autograd.inplace_on_saved_tensor",
     "autograd.loss_without_graph",
@@ -280,6 +281,8 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.result_thrown_away",
     "loop.loop_without_batches",
     "loop.nothing_loaded",
+    "loop.optimizer_made_anew",
+    "loop.weights_thrown_far",
     "loop.dropout_in_evaluation",
     silent=True,
 )

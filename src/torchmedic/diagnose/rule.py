@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, Type
 
 import msgspec
 
-from torchmedic.records import Diagnosis, Grade, Location, Safety, Severity, Treatment
+from torchmedic.records import Diagnosis, Grade, Location, Role, Safety, Severity, Treatment
 
 if TYPE_CHECKING:
     from torchmedic.detect.loop.incident import LoopIncident
@@ -33,6 +33,12 @@ class Evidence(Protocol):
 
     @property
     def rank(self) -> int: ...
+
+
+class Locatable(Protocol):
+    """A frame, a spot, an origin."""
+
+    def location(self, role: Role, label: str) -> Location: ...
 
 
 E = TypeVar("E", bound=Evidence)
@@ -107,6 +113,10 @@ class Draft:
             ):
                 self._locations.append(location)
         return self
+
+    def mark(self, place: Locatable | None, role: Role, label: str) -> Draft:
+        """Add a place that may not be known."""
+        return self.at(place.location(role, label) if place is not None else None)
 
     def about(self, rank: int | None = None, *, step: int | None = None) -> Draft:
         """Name the rank or the step that is meant, where the evidence covers several."""

@@ -12,7 +12,7 @@ from torchmedic.observe.heap.walk import Held
 from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import GraphHolder, Import, named
 from torchmedic.replay.trace.provenance import Provenance
-from torchmedic.source.assignments import flat
+from torchmedic.source.assignments import flat, targets_of
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.layer_construction import class_nodes
 from torchmedic.source.spots import spot_of_traced
@@ -96,7 +96,7 @@ def _bindings_of(holder: GraphHolder, body: ast.AST, *, resets: bool) -> list[as
     found: list[ast.stmt] = []
     for statement in ast.walk(body):
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            targets = flat(statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+            targets = flat(targets_of(statement))
             given = any(name.matches(each) and not name.names_other_keys(each) for each in targets)
             if given and (resets or not _is_reset(statement)):
                 found.append(statement)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 import msgspec
 import torch
@@ -18,6 +19,7 @@ from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, place, position_of, stack_of
 from torchmedic.source.lookup.gradient_switches import switch_around
 from torchmedic.source.lookup.layers import layer_built_at, roots
+from torchmedic.source.lookup.optimizers import Construction
 from torchmedic.source.spots import Spot
 from torchmedic.source.syntax import FUNCTIONS, innermost, syntax_tree
 
@@ -36,6 +38,7 @@ class CheckUp:
         past: The weights of some updates ago.
         sure_after_one: Whether one look is enough, because somebody asks about this very batch.
         drawn: Sizes of batches whose items a DataLoader has drawn at random.
+        constructions: The calls that built optimizers.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class CheckUp:
         past: Copy | None = None,
         sure_after_one: bool = False,
         drawn: Collection[int] = (),
+        constructions: Mapping[Any, Construction] | None = None,
     ) -> None:
         self.graphs = graphs
         self.optimized = optimized
@@ -58,6 +62,7 @@ class CheckUp:
         self.past = past
         self._sure_after_one = sure_after_one
         self.drawn = drawn
+        self.constructions = constructions or {}
         self._frame = frame
         self._models = models
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.detect.failures.exceptions import Raised
@@ -22,6 +22,8 @@ from torchmedic.source.lookup.bad_value_makers import shares_memory
 from torchmedic.source.objects.finite import is_bad
 
 _MAX_DATASETS = 4
+# What `default_collate` makes of Python's numbers.
+_MADE_OF_NUMBERS = {float: "torch.float64", int: "torch.int64", bool: "torch.bool"}
 
 
 class Fetched(NamedTuple):
@@ -34,17 +36,24 @@ class Fetched(NamedTuple):
 def collations_in_use() -> list[tuple[Any, Any]]:
     """The datasets of all living loaders, those that are being iterated over first, each with its collate function.
 
-    A dataset stands for its subsets: an index of a batch is one of the whole.
+    A dataset stands for its subsets: an index of a batch is one of the whole. A loader that only a `for` statement held
+    is gone when the loop has raised; the sampler of its last pass still has the dataset, and no collate function.
     """
     found: dict[tuple[int, int], tuple[Any, Any]] = {}
     alive = gc.get_objects()
     # An iterator may outlive its loader.
-    for kind, *attrs in ((_BaseDataLoaderIter, "_dataset", "_collate_fn"), (DataLoader, "dataset", "collate_fn")):
+    for kind, *attrs in (
+        (_BaseDataLoaderIter, "_dataset", "_collate_fn"),
+        (DataLoader, "dataset", "collate_fn"),
+        ((RandomSampler, SequentialSampler), "data_source", ""),
+    ):
+        known = {key for key, _ in found} if not attrs[1] else set()
         for value in alive:
             if issubclass(type(value), kind):
                 dataset, collate = (getattr(value, attr, None) for attr in attrs)
                 pair = (_whole(dataset), collate)
-                found.setdefault((id(pair[0]), id(pair[1])), pair)
+                if id(pair[0]) not in known:
+                    found.setdefault((id(pair[0]), id(pair[1])), pair)
     return list(found.values())
 
 
@@ -77,24 +86,48 @@ def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fe
     return None
 
 
+def runs_over_its_end(dataset: Any) -> Any:
+    """The dataset whose items have one length, and then get shorter one by one, as windows beyond the data do."""
+    whole, state = _whole(dataset), torch.get_rng_state()
+    try:
+        with muted():
+            last = len(whole) - 2  # the last item may be empty
+            full, short = _length(whole[0]), _length(whole[last])
+            lengths = [_length(whole[last - full + short + ahead]) for ahead in (-1, 0, 1, 2)]
+    except Exception:
+        return None
+    finally:
+        torch.set_rng_state(state)
+    return whole if short > 0 and lengths == [full, full, full - 1, full - 2] else None
+
+
+def _length(item: Any) -> int:
+    """The first size of the first array of an item; 0 where there is none."""
+    parts = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else (item,)
+    shapes = [tuple(getattr(part, "shape", ())) for part in parts]
+    return next((int(shape[0]) for shape in shapes if shape), 0)
+
+
 def line_of_dtype(incident: Raised, tensor: torch.Tensor) -> Line | None:
     """The line of a dataset that gives a tensor of the batch its dtype; None where the items have another one."""
     indices = incident.batch_indices
     if len(indices) == 1 and isinstance(indices[0], list | tuple):
         indices = tuple(indices[0])
-    if not indices or indices[0] is None or not any(shares_memory(member, tensor) for member in incident.batch):
+    member = next((member for member in incident.batch if shares_memory(member, tensor)), None)
+    if not indices or indices[0] is None or member is None:
         return None
-    is_plain = all(collate is default_collate for _, collate in collations_in_use())
-    name = str(tensor.dtype).removeprefix("torch.")
+    is_plain = all(collate in (default_collate, None) for _, collate in collations_in_use())
+    wanted = (str(tensor.dtype), member.dim() - 1)
 
-    def has_dtype(value: Any, depth: int) -> bool:
+    def fitting(value: Any, depth: int) -> int:
         if isinstance(value, list | tuple | dict) and depth:
-            return any(has_dtype(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value))
-        if isinstance(value, float):
-            return is_plain and name == "float64"  # `default_collate` makes float64 of Python's numbers
-        return str(getattr(value, "dtype", "")).removeprefix("torch.") == name
+            return sum(fitting(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value))
+        if type(value) in _MADE_OF_NUMBERS:
+            return is_plain and wanted == (_MADE_OF_NUMBERS[type(value)], 0)
+        kind = "torch." + str(getattr(value, "dtype", "")).removeprefix("torch.")
+        return wanted == (kind, getattr(value, "ndim", None))
 
-    fetched = fetch_again(indices[0], has_dtype)
+    fetched = fetch_again(indices[0], lambda value, depth: fitting(value, depth) == 1)
     return fetched.line if fetched is not None else None
 
 

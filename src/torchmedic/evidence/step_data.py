@@ -19,7 +19,7 @@ from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import BATCH
 from torchmedic.replay.trajectory.units import Unit
-from torchmedic.source.assignments import read_first
+from torchmedic.source.assignments import items_written, read_first
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.bad_value_makers import maker_of
 from torchmedic.source.lookup.optimizers import built_at
@@ -30,6 +30,8 @@ _MIN_ELEMENTS = 8
 _MAX_DEPTH = 2  # of containers
 _MAX_PARTS = 16  # of a container
 _LINE_FACTOR = 3.0  # a variable with values that are so many times smaller is not large yet
+_MIN_EQUAL = 2  # values that are one number
+_FAR = 10.0  # times the size and the range of all other values: no measurement
 _MAX_USUAL = 20.0  # size of three quarters of the values of a column
 
 
@@ -44,6 +46,21 @@ class Column(NamedTuple):
     def text(self) -> str:
         name = f"column {self.number}" if self.number is not None else "the values"
         return f"{name} range{'s' if self.number is not None else ''} from {self.low:.6g} to {self.high:.6g}"
+
+
+class Placeholder(NamedTuple):
+    """A number that stands for a value that is missing."""
+
+    column: int
+    row: int  # the first with this number
+    value: float
+    times: int
+    total: int
+    usual: float  # a value of the others
+
+    @property
+    def text(self) -> str:
+        return f"{self.times} of {self.total} values are {self.value:g}"
 
 
 class Data(NamedTuple):
@@ -67,33 +84,62 @@ class Data(NamedTuple):
         return Column(None if only else at, float(flat[:, at].min()), float(flat[:, at].max()))
 
     @property
+    def placeholder(self) -> Placeholder | None:
+        """A value that some items have exactly, and that is far beyond all others of its column."""
+        for at, column in enumerate(_columns(self.tensor.detach()).double().T):
+            value = float(column[column.abs().argmax()])
+            others = column[column != value]
+            if len(column) - len(others) < _MIN_EQUAL or len(others) < _MIN_ELEMENTS:
+                continue
+            reach = max(float(others.max() - others.min()), float(others.abs().max()))
+            if 0 < reach * _FAR < abs(value):
+                row, count = int(column.abs().argmax()), len(column) - len(others)
+                return Placeholder(at, row, value, count, len(column), float(others.median()))
+        return None
+
+    @property
     def is_unscaled(self) -> bool:
         usual = _columns(self.tensor).abs().double().quantile(0.75, dim=0)  # a few extreme items do not count
         return bool(usual.max() > _MAX_USUAL)
 
     def standardised(self) -> Callable[[dict[str, Any]], None]:
         """Changes the data to mean 0 and deviation 1, in every step with the numbers of the first."""
+        return self._changed(lambda value: _scaled(value, self.mean, self.deviation))
+
+    def without(self, placeholder: Placeholder) -> Callable[[dict[str, Any]], None]:
+        """Changes a placeholder to a usual value of its column."""
+
+        def usual(value: torch.Tensor) -> torch.Tensor:
+            flat = _columns(value).clone()
+            column = flat[:, placeholder.column]
+            flat[:, placeholder.column] = torch.where(column == placeholder.value, placeholder.usual, column)
+            return flat.reshape(value.shape)
+
+        return self._changed(usual)
+
+    def _changed(self, edit: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[str, Any]], None]:
+        """Changes the data in the variables of a step."""
 
         def change(namespace: dict[str, Any]) -> None:
             if isinstance(self.path[0], int):
                 tensor = tensors_in(namespace[BATCH])[self.path[0]]
-                tensor.data = _scaled(tensor.data, self.mean, self.deviation)
+                tensor.data = edit(tensor.data)
             elif self.path[0] in namespace:
-                namespace[self.path[0]] = self._replaced(namespace[self.path[0]], self.path[1:])
+                namespace[self.path[0]] = _replaced(namespace[self.path[0]], self.path[1:], edit)
 
         return change
 
-    def _replaced(self, value: Any, keys: tuple[Any, ...]) -> Any:
-        """A value with the data in it scaled; a container is copied."""
-        if not keys:
-            is_data = isinstance(value, torch.Tensor) and value.is_floating_point()
-            return _scaled(value, self.mean, self.deviation) if is_data else value
-        if isinstance(value, tuple):
-            parts = [self._replaced(part, keys[1:]) if at == keys[0] else part for at, part in enumerate(value)]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        changed = copy.copy(value)
-        changed[keys[0]] = self._replaced(value[keys[0]], keys[1:])
-        return changed
+
+def _replaced(value: Any, keys: tuple[Any, ...], edit: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A value with the data in it changed; a container is copied."""
+    if not keys:
+        return edit(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    if isinstance(value, tuple):
+        parts = [_replaced(part, keys[1:], edit) if at == keys[0] else part for at, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    changed = copy.copy(value)
+    changed[keys[0]] = _replaced(value[keys[0]], keys[1:], edit)
+    return changed
 
 
 def data_of(divergence: Divergence) -> list[Data]:
@@ -217,13 +263,7 @@ def _writes_part(statement: ast.stmt) -> bool:
 def _located(maker: Origin, label: str, *, written: bool) -> Location:
     """The statement, or the only one that writes some values into what it made."""
     tree = syntax_tree(maker.file) if written else None
-    writes = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Assign | ast.AugAssign)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Subscript) and ast.unparse(target.value) == maker.name
-    ]
+    writes = [node for node, item in items_written(tree) if ast.unparse(item.value) == maker.name]
     if len(writes) == 1:
         return node_location("cause", maker.file, writes[0], label)
     return maker.location("cause", label)

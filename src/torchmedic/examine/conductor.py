@@ -84,6 +84,7 @@ class Conductor(GrowthConductor):
         if diagnosis.code in _OF_LARGE_UPDATES and self._said.has_code(_NEVER_CLEARED):
             self._agent.open().events.write("echo", code=diagnosis.code, step=diagnosis.step)
             return
+        self._said.note(diagnosis)
         publish_finding(finding, self._agent)
 
     def explain_lost_device(self, error: BaseException, frame: FrameType) -> None:

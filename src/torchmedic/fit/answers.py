@@ -83,6 +83,18 @@ def _recurrent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return recurrent(func, args, kwargs)
 
 
+def _ctc_loss(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """The losses, and a table of a value for each label of the longest target, with blanks between, at each time."""
+    scores, targets = args[:2]
+    times, batch = scores.shape[:2]
+    longest = targets.shape[-1] if targets.dim() > 1 else -(-targets.numel() // batch)  # of targets in a row: the mean
+    return scores.new_empty((batch,)), scores.new_empty((batch, times, 2 * longest + 1))
+
+
+def _ctc_loss_backward(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return torch.empty_like(args[1])
+
+
 _aten: Any = torch.ops.aten
 ANSWERS: dict[Any, Answer] = {
     _aten._local_scalar_dense.default: _item,
@@ -97,6 +109,18 @@ ANSWERS: dict[Any, Answer] = {
     _aten._cudnn_rnn.default: _recurrent,
     _aten._cudnn_rnn_backward.default: _recurrent,
     _aten._amp_update_scale_.default: _write,
+}
+_CTC: dict[str, Answer] = {
+    "_use_cudnn_ctc_loss": _truth,
+    "_use_miopen_ctc_loss": _truth,
+    "_ctc_loss": _ctc_loss,
+    "_ctc_loss_backward": _ctc_loss_backward,
+}
+ANSWERS |= {
+    getattr(getattr(_aten, name), overload): answer
+    for name, answer in _CTC.items()
+    for overload in ("default", "Tensor")
+    if hasattr(getattr(_aten, name, None), overload)
 }
 
 
@@ -132,6 +156,8 @@ def passing_bytes(name: str, args: Any, card: Card) -> int:
         batch, heads, length, width = args[1].shape
         length, width = -(-length // 128) * 128, -(-width // 32) * 32
         return int(4 * batch * heads * length * (width + 1))
+    if name == "_ctc_loss_backward":
+        return int(args[6].nbytes)  # a second table as that of the forward pass
     if name in ("embedding_dense_backward", "sort", "unique", "_unique2"):
         count = args[1].numel() if name == "embedding_dense_backward" else args[0].numel()
         return int(4 * 8 * count)  # indices, sorted indices and what the sorting takes

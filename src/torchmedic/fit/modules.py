@@ -28,9 +28,11 @@ def faked_modules(machine: Machine, change: Change) -> Iterator[None]:
     answers = (
         (torch.nn.Parameter, "__new__", staticmethod(_parameter(machine))),
         (torch.nn.Module, "_apply", _moved(machine)),
+        (torch.nn.Module, "register_buffer", _registered(machine)),
         (DataLoader, "__init__", _loader(machine, change)),
         (torch.nn.DataParallel, "forward", lambda self, *args, **kwargs: self.module(*args, **kwargs)),
         (torch.amp.GradScaler, "_maybe_opt_step", _always_steps),
+        (torch, "ctc_loss", _with_plain_lengths(torch.ctc_loss)),
     )
     with contextlib.ExitStack() as stack:
         for owner, name, value in answers:
@@ -51,6 +53,19 @@ def _parameter(machine: Machine) -> Any:
         return original(cls, data, requires_grad)
 
     return new
+
+
+def _registered(machine: Machine) -> Any:
+    """`Module.register_buffer`: a buffer is on the device where no script moves it, as some calls compare devices."""
+    original: Any = torch.nn.Module.register_buffer
+
+    def register_buffer(self: Any, name: str, tensor: Any, persistent: bool = True) -> None:
+        original(self, name, tensor, persistent)
+        if machine.adopt and isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.dim():
+            made = self._buffers[name] = machine.fake_like(tensor.detach(), DEVICE)
+            machine.recorder.born(made, "buffers", machine.caller(), machine.caller())
+
+    return register_buffer
 
 
 def _moved(machine: Machine) -> Any:
@@ -101,6 +116,16 @@ def _loader(machine: Machine, change: Change) -> Any:
         original(self, dataset, batch_size, *args, **kwargs)
 
     return created
+
+
+def _with_plain_lengths(original: Any) -> Any:
+    """`torch.ctc_loss`, which takes the values of lengths on the host, but not beside fake tensors."""
+
+    def ctc_loss(scores: Any, targets: Any, *lengths: Any, **kwargs: Any) -> Any:
+        given = [each.tolist() if type(each) is torch.Tensor and each.dim() == 1 else each for each in lengths]
+        return original(scores, targets, *given, **kwargs)
+
+    return ctc_loss
 
 
 def _always_steps(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,7 @@ from torchmedic.observe.fatal_signals import FatalSignals
 from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.hooks import Hooks, Step
 from torchmedic.observe.inside.listener import Listener
-from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.event_writer import EventWriter
 from torchmedic.observe.memory import headroom, last_numbers
 from torchmedic.observe.memory.usage import DeviceMemory, MemorySeries, most_memory
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
@@ -82,7 +82,7 @@ class Agent:
         self.finite = FiniteWatch(self, self.kept_backwards, self.rewind, self.budget)
         self.stages = stages(self)
         self.suspicions = Suspicions(self)
-        self.habits = Habits(self.suspicions.look_at_loop, self.stages.prepare_loop)
+        self.habits = EventWriter(self.suspicions.look_at_loop, self.stages.prepare_loop)
         self.step = Step(self.clock, self.batches, self.notes, self.finite, self.rewind, self.habits)
         self.hooks = Hooks(self.step)
         self.checkup = self.step.checkup = Checkup(self.suspicions)
@@ -272,7 +272,7 @@ class Agent:
             self.clock.flush()
             self.clock.box.mark_clean_exit()
         self.publish_collectives("ended")
-        self.habits.standstill.ending(self.clock.updates)
+        self.habits.standstill.ending(self.clock.updates, is_loss_still=self.finite.memory.is_still)
         if self.step.ranks is not None:
             self.step.ranks.exiting()
         self.habits.ending()

@@ -149,10 +149,7 @@ class CallInParts:
         return index < len(self._call.has_rows) and self._call.has_rows[index]
 
     def _sums(
-        self,
-        sums: Sequence[torch.Tensor | None],
-        found: Sequence[torch.Tensor | None],
-        tensors: Sequence[torch.Tensor],
+        self, sums: Sequence[torch.Tensor | None], found: Sequence[torch.Tensor | None], tensors: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """The sums so far, with zeros for what no part before has given a gradient to."""
         with torch.no_grad(), unseen():

@@ -33,11 +33,7 @@ class SavedTensor:
     asked: ClassVar[list[SavedTensor] | None] = None  # who is asked for a tensor, while only that is of interest
 
     def __init__(
-        self,
-        tensor: torch.Tensor,
-        backward: Backward,
-        place: Place | None = None,
-        original: torch.Tensor | None = None,
+        self, tensor: torch.Tensor, backward: Backward, place: Place | None = None, original: torch.Tensor | None = None
     ) -> None:
         """Stand for a tensor.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.recovery.living_tensors import is_plain
 from torchmedic.recovery.parking import Parked, ParkingSpace
 
@@ -37,9 +38,7 @@ class OptimizerMemory:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        return [
-            tensor for optimizer in self.optimizers for group in optimizer.param_groups for tensor in group["params"]
-        ]
+        return parameters_of(*self.optimizers)
 
     def park(self, wanted: int, busy: frozenset[int], *, gradients: bool) -> int:
         """Park state, and gradients if no backward can run now, until so many bytes are free.

@@ -231,7 +231,7 @@ def _longer(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _is_alike(one: Any, other: Any) -> bool:
-    """Whether a value beside the tensors is the same for other rows; of objects, only that is known which is equal."""
+    """Whether a value that is no tensor is the same for other rows: the same object, or an equal plain value."""
     if one is other or type(one) is not type(other):
         return one is other
     if isinstance(one, Given):

@@ -50,7 +50,7 @@ def is_function(node: Any) -> bool:
 
 @contextlib.contextmanager
 def without_trace(frame: FrameType, roots: Sequence[torch.Tensor], *, has_hooks: bool) -> Iterator[None]:
-    """Around a pass that is repeated. Hooks of parameters run once for each of them, whatever they do.
+    """A context for a pass that is repeated. Hooks of parameters may do anything: each of them runs once.
 
     Args:
         frame: That called for the pass.

@@ -107,14 +107,7 @@ class Session:
             self.refuse(self.phase, self.nothing_left())
 
     def recovered(
-        self,
-        phase: RecoveryPhase,
-        means: Means,
-        call: str,
-        nbytes: int,
-        seconds: float,
-        *,
-        is_avoided: bool = False,
+        self, phase: RecoveryPhase, means: Means, call: str, nbytes: int, seconds: float, *, is_avoided: bool = False
     ) -> None:
         keep_blocks_whole()  # the script may have set a limit since it made its optimizer
         self.in_parts.is_on |= means not in ("retry", "kernel")

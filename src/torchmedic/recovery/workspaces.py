@@ -26,27 +26,12 @@ from torchmedic.recovery.saved_tensors import SavedTensors
 from torchmedic.source.objects.graph import name_of
 
 _NODE = "ConvolutionBackward0"
-_SETTINGS = (
-    "bias_sym_sizes_opt",
-    "stride",
-    "padding",
-    "dilation",
-    "transposed",
-    "output_padding",
-    "groups",
-)
+_SETTINGS = ("bias_sym_sizes_opt", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
 _DEVICES = frozenset({"cuda"})  # whose convolutions take another kernel without a word
 _MAX_TRIES = 4
 
 CONVOLUTIONS = frozenset(
-    {
-        torch.conv1d,
-        torch.conv2d,
-        torch.conv3d,
-        torch.conv_transpose1d,
-        torch.conv_transpose2d,
-        torch.conv_transpose3d,
-    }
+    {torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 )
 
 

@@ -246,7 +246,8 @@ def _differentiated(
     try:
         lines = [called(spelling, named(captured, spelling), inputs)]
         inputs.specs = [
-            _trainable(spec) if inputs.tensors[spec.name].is_floating_point() else spec for spec in inputs.specs
+            msgspec.structs.replace(spec, grad="leaf") if inputs.tensors[spec.name].is_floating_point() else spec
+            for spec in inputs.specs
         ]
         incoming_name = inputs.add(gradient, "incoming", "no")
     except NotRecordable:
@@ -264,7 +265,3 @@ def _differentiated(
             if kind is not None:
                 return found.with_recipe(outcome=msgspec.structs.replace(bad, kind=kind))
     return None
-
-
-def _trainable(spec: Any) -> Any:
-    return msgspec.structs.replace(spec, grad="leaf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from torchmedic.source.syntax import CALLABLES, Block, blocks
+from torchmedic.source.syntax import CALLABLES, Block, blocks, nodes_in
 
 _MAKERS = frozenset("list dict set deque OrderedDict Counter".split())
 
@@ -69,6 +69,17 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield from zip(target.elts, node.value.elts, strict=True)
             case _:
                 yield from ((each, node.value) for each in flat([target]))
+
+
+def targets_of(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
+    return statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+
+
+def items_written(tree: ast.AST | None) -> Iterator[tuple[ast.Assign | ast.AugAssign, ast.Subscript]]:
+    """The assignments to an item, each with its target: `group["lr"] = rate`."""
+    for node in nodes_in(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            yield from ((node, target) for target in targets_of(node) if isinstance(target, ast.Subscript))
 
 
 def flat(targets: Iterable[ast.expr]) -> Iterator[ast.expr]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, calls_in, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, callee, calls_in, nodes_in, spans_block, syntax_tree
 
 Exit = Literal["continue", "break", "return", "raise"]
 
@@ -246,7 +246,7 @@ def spans(node: ast.AST, line: int) -> bool:
 
 
 def holds(block: list[ast.stmt], line: int) -> bool:
-    return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno)
+    return bool(block) and spans_block(block, {line})
 
 
 def _branch(node: ast.If, *, taken: bool, exit: Exit | None = None) -> Branch:

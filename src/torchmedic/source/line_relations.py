@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from torchmedic.source.assignments import items_written
 from torchmedic.source.branches import Branch, branches_around, holds, nodes_around, spans
 from torchmedic.source.syntax import blocks, callee, nodes_in, syntax_tree
 
@@ -62,13 +63,7 @@ def is_after_in_block(file: str, line: int, names: set[str]) -> bool:
 
 def lines_that_set(file: str, key: str) -> list[int]:
     """The lines that assign to an item with this key: `group["lr"] = rate`."""
-    assigned = (node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Assign | ast.AugAssign))
-    return [
-        node.lineno
-        for node in assigned
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == key
-    ]
+    return [node.lineno for node, item in items_written(syntax_tree(file)) if ast.unparse(item.slice) == repr(key)]
 
 
 def reads_attribute(file: str, line: int, name: str) -> bool:

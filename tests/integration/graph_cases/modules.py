@@ -486,6 +486,35 @@ def case_178_tie():
     M()
 
 
+def case_178_layer_like_a_method():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.to = nn.ModuleList([nn.Linear(2, 2), nn.ReLU()])  # <- TM178
+
+        def forward(self, x):
+            for layer in self.to:
+                x = layer(x)
+            return x
+
+    M()(torch.zeros(1, 2))
+
+
+def case_178_flag_like_a_method():
+    class M(nn.Module):
+        def __init__(self, train):
+            super().__init__()
+            self.train = train  # <- TM178
+
+    nn.Sequential(nn.Linear(2, 2), M(True)).eval()
+
+
+def case_178_method_replaced_on_purpose():
+    m = nn.Linear(2, 2)
+    m.train = lambda mode=True: m
+    m.train(1, 2)  # <- TM900
+
+
 def case_178_exists():
     class M(nn.Module):
         def __init__(self):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchmedic.detect.loop.intervals import intervals
-from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.event_writer import EventWriter
 
 
 class Loop:
@@ -18,7 +18,7 @@ class Loop:
 
     def __init__(self) -> None:
         looks = self.looks = list[int]()
-        self.habits = Habits(lambda habits: looks.append(habits.steps), lambda: None)
+        self.habits = EventWriter(lambda habits: looks.append(habits.steps), lambda: None)
         self.habits.start()
         self.model = nn.Linear(2, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)

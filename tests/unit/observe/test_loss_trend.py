@@ -87,3 +87,24 @@ def test_a_tentative_answer_waits_for_a_recovery() -> None:
     assert question.answer(lambda: None) is None
     memory.lost_updates = 30
     assert question.answer(lambda: None) is None
+
+
+def test_a_loss_that_the_first_updates_raise_and_that_stays_above_the_first_is_stuck() -> None:
+    stuck, recovered, plain = (LossTrend(2.0) for _ in range(3))
+    for loss in [9.0] * 20 + [2.5] * 20:
+        stuck.note(loss)
+    for loss in [9.0] * 20 + [1.5] * 20:
+        recovered.note(loss)
+    for loss in [2.5] * 40:
+        plain.note(loss)
+    assert stuck.stuck > 30
+    assert recovered.stuck == plain.stuck == 0
+
+
+def test_a_loss_that_is_where_it_was_is_still() -> None:
+    still, fallen = LossTrend(2.0), LossTrend(2.0)
+    for step in range(60):
+        still.note(1.99)
+        fallen.note(2.0 if step < 8 else 1.5)
+    assert still.is_still
+    assert not fallen.is_still

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import dataloader
 
 from torchmedic.observe.hooks.patches import NoticedResult
+from torchmedic.replay.isolation import python_state
 from torchmedic.replay.isolation.outside_world import Refused, exchanges, refusals, sealed
 from torchmedic.replay.isolation.python_state import python_left_alone
 from torchmedic.replay.isolation.sandbox import signals_deferred
@@ -186,3 +188,15 @@ def test_older_tensors_are_what_they_were_and_their_graphs_stay_valid() -> None:
     assert weight.grad is not None
     assert weight.grad.tolist() == [0.0, 1.0, 2.0]
     assert fresh.tolist() == [1.0, 1.0]
+
+
+def test_an_array_that_may_show_foreign_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = numpy.zeros(8, "float32")
+    windows = numpy.lib.stride_tricks.as_strided(series, (5, 4), (4, 4))
+    part = series[::2]
+    copied: list[Any] = []
+    monkeypatch.setattr(python_state, "array", lambda value: copied.append(value) or (lambda: None))
+    with python_left_alone(sys._getframe()):
+        pass
+    assert {id(series), id(part)} <= set(map(id, copied))
+    assert id(windows) not in set(map(id, copied))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from torchmedic.source.lookup import optimizers
-from torchmedic.source.lookup.optimizers import Construction, advanced_at, built_at, construction, value_written_at
+from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.optimizers import Construction, advanced_at, built_at, construction
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import syntax_tree
 

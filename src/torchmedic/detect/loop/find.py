@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 from torchmedic.detect.loop import (
     batchless,
+    built_anew,
     data,
     device_time,
+    freezes_without_effect,
     gradients,
     growing_graph,
     leftovers,
@@ -22,8 +24,10 @@ from torchmedic.detect.loop import (
     parameters,
     schedules,
     standstill,
+    thrown,
     thrown_away,
     undone,
+    warming,
 )
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.loop.ledger import Habits
@@ -33,13 +37,17 @@ _FINDERS = (
     parameters.find,
     schedules.find,
     standstill.find,
+    warming.find,
     never_stepped.find,
+    built_anew.find,
     modes.find,
     data.find,
     device_time.find,
+    freezes_without_effect.find,
     growing_graph.find,
     leftovers.find,
     undone.find,
+    thrown.find,
     pairing.find,
     thrown_away.find,
     batchless.find,

@@ -1,8 +1,9 @@
-"""Layers that are frozen by mistake, beside parameters that are trained.
+"""Layers that are frozen by mistake, or thawed in vain, beside parameters that are trained.
 
 To freeze a part of a model is usual. What cannot be meant, if no line thaws anything: a matrix of zeros, as of an
 adapter, which gives zeros for ever; a whole model that was given to the optimizer and still has random values, where no
-other layer is trained; all that one of several optimizers holds, while this optimizer goes on to step.
+other layer is trained; all that one of several optimizers holds, while this optimizer goes on to step. And a thawed
+parameter has to be in an optimizer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from torchmedic.detect.loop.incident import FrozenLayers, FrozenOptimizer, LoopIncident
+from torchmedic.detect.loop.incident import FrozenLayers, FrozenOptimizer, LoopIncident, ParametersWithoutOptimizer
 from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
@@ -33,7 +34,7 @@ def find(habits: Habits, parameters: list[torch.Tensor], steps: list[Event]) -> 
         return
     owned = {id(tensor) for tensor in parameters}
     is_any_trained = any(tensor.requires_grad and tensor.dim() > 1 for tensor in parameters)
-    for root in _called_in_training(habits):
+    for root in called_in_training(habits):
         frozen = [(name, tensor) for name, tensor in _matrices(root) if not tensor.requires_grad]
         if not frozen or not is_never_thawed():
             continue
@@ -51,6 +52,35 @@ def find(habits: Habits, parameters: list[torch.Tensor], steps: list[Event]) -> 
                 built=watched.built if watched is not None else None,
             )
             return
+
+
+def find_thawed(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
+    """Parameters that were frozen, require a gradient by now, and are in no optimizer."""
+    idle = habits.thaws.idle(habits.owned)
+    updates = habits.thaws.looked_at - max((each.step for _, each in idle), default=habits.thaws.looked_at)
+    built = next((habits.optimizers[event.who] for event in reversed(steps) if event.who in habits.optimizers), None)
+    if updates < _MIN_UPDATES or built is None:
+        return
+    lost = {id(tensor) for tensor, _ in idle}
+    names = [
+        path
+        for model in habits.models
+        for path, layer in model.named_modules()
+        if any(id(tensor) in lost for tensor in layer.parameters(recurse=False))
+    ]
+    yield ParametersWithoutOptimizer(
+        step=habits.thaws.looked_at,
+        cause=built.built or steps[-1].place,
+        optimizer=built.number,
+        names=list(dict.fromkeys(names)),
+        elements=sum(tensor.numel() for tensor, _ in idle),
+        updates=updates,
+        update=steps[-1].place,
+        sign="",
+        signed=None,
+        twin=None,
+        is_thawed=True,
+    )
 
 
 def _stepping_in_vain(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
@@ -78,7 +108,7 @@ def _stepping_in_vain(habits: Habits, steps: list[Event]) -> Iterator[LoopIncide
         )
 
 
-def _called_in_training(habits: Habits) -> Iterator[nn.Module]:
+def called_in_training(habits: Habits) -> Iterator[nn.Module]:
     """The modules that the loop calls in training mode, with gradients."""
     calls = (event for event in habits.events if event.kind == "forward")
     for number in dict.fromkeys(event.who for event in calls if all(event.fact)):
@@ -103,14 +133,14 @@ def _is_new(named: tuple[str, torch.Tensor]) -> bool:
 
 
 def _zeros(frozen: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """Those with zeros only. Waits for the device once, and once more if some samples hold zeros only."""
+    """The new parameters that hold only zeros. Waits for the device once, and once more if some samples are zeros."""
     new = [named for named in frozen if _is_new(named) and type(named[1]) is nn.Parameter]
     with torch.no_grad():
         return _all_zero(_all_zero(new, sample=_MAX_SAMPLE), sample=None)
 
 
 def _all_zero(named: list[tuple[str, torch.Tensor]], sample: int | None) -> list[tuple[str, torch.Tensor]]:
-    """Those whose first values, or all of whose values, are zero."""
+    """The parameters of one device whose first values (`sample` of them, None for all) are zero."""
     device = named[0][1].device if named else None
     named = [each for each in named if each[1].device == device]
     flags = torch.stack([each.reshape(-1)[:sample].any() for _, each in named]).tolist() if named else []

@@ -172,11 +172,7 @@ def _cleared_before_step(habits: Habits, number: int, known: list[Interval]) -> 
 
 def _all_zero(habits: Habits, number: int) -> bool:
     """Whether all gradients of an optimizer are zero now, right after its step. Checked only if it looks like that."""
-    optimizer = habits.optimizers[number].optimizer
-    tensors = (
-        [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer is not None else []
-    )
-    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    gradients = [tensor.grad for tensor in habits.optimizers[number].parameters if tensor.grad is not None]
     if any(gradient.is_cuda for gradient in gradients) and torch.cuda.is_current_stream_capturing():
         return False
     return all(type(gradient) is torch.Tensor and not bool(gradient.any()) for gradient in gradients)

@@ -84,7 +84,8 @@ class RateDecayed(LoopIncident, frozen=True, kw_only=True):
 
     `schedule` is the class of the schedule, empty where there is none; `is_per_update`: it moves with every update.
     `reason` is "loaded" for a rate that came with a state, "absolute" for a factor that is the rate itself, "falling"
-    for a schedule that waits for a number to rise, which falls.
+    for a schedule that waits for a number to rise, which falls. "warming" and "per epoch": the run of `updates` updates
+    is over, and the rate was still on its way up to `first`.
     """
 
     update: Place
@@ -127,6 +128,16 @@ class UpdatesUndone(LoopIncident, frozen=True, kw_only=True):
     rate: float = 0.0
 
 
+class WeightsThrown(LoopIncident, frozen=True, kw_only=True):
+    """Each of `layers` matrices is at least `growth` times as large as before the first update, with such a `rate`."""
+
+    update: Place
+    updates: int
+    rate: float
+    growth: float
+    layers: int
+
+
 class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
     """The largest gradient of each layer, from the first layer to the layer with the largest gradient.
 
@@ -138,6 +149,14 @@ class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
     gradients: list[float]
     still: int
     names: list[str]
+
+
+class OptimizerMadeAnew(LoopIncident, frozen=True, kw_only=True):
+    """Each of `updates` updates of the same weights was the first one of an optimizer of its own."""
+
+    kind: str
+    update: Place
+    updates: int
 
 
 class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
@@ -207,7 +226,7 @@ class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
-    """In `batches` steps the inputs and the labels were made of other items; `length` is what a pass has."""
+    """In `batches` steps, inputs and labels came from different items; `length` is how many batches a pass has."""
 
     batches: int
     length: int
@@ -301,6 +320,14 @@ class OptimizerOfTwin(ReplacedParameters, frozen=True, kw_only=True):
     """The optimizer holds a model of the same shapes, which no loss reaches; it may be a moving average."""
 
 
+class OptimizerOfOriginal(LoopIncident, frozen=True, kw_only=True):
+    """The losses are computed with copies of a model, which are dropped; the optimizer holds `held` tensors of it."""
+
+    update: Place
+    updates: int
+    held: int
+
+
 class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     """`names` are the layers that no optimizer has, with `elements` weights; `updates` were seen since.
 
@@ -327,6 +354,14 @@ class LeafMadeAnew(LoopIncident, frozen=True, kw_only=True):
     updates: int
     held: int
     built: Place | None
+
+
+class LayerMadeAnew(LoopIncident, frozen=True, kw_only=True):
+    """Parameters behind trained layers are made anew in each step: `what` the line makes, such as `nn.Linear`."""
+
+    what: str
+    update: Place
+    updates: int
 
 
 class UselessOptimizer(LoopIncident, frozen=True, kw_only=True):
@@ -364,6 +399,15 @@ class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
     """
 
     forward: Place | None = None
+
+
+class FreezeWithoutEffect(LoopIncident, frozen=True, kw_only=True):
+    """`what` is an attribute that was set on `owner`, a parameter or a module, and that torch does not read."""
+
+    what: str
+    owner: str
+    is_module: bool
+    still_trained: int
 
 
 class ResultThrownAway(LoopIncident, frozen=True, kw_only=True):

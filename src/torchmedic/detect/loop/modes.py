@@ -117,7 +117,7 @@ def _never_in_training(
 
 
 def _is_frozen(part: nn.Module) -> bool:
-    """Whether somebody who wants no change of a layer has said so."""
+    """Whether a layer has parameters, and the script has frozen all of them."""
     parameters = list(part.parameters())
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 

@@ -26,8 +26,7 @@ def find(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
     optimizer = watched.optimizer if watched is not None else None
     if len(stepping) != 1 or watched is None or optimizer is None:
         return
-    held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-    if not all(tensor.requires_grad for tensor in held):
+    if not all(tensor.requires_grad for tensor in watched.parameters):
         return
     made = list(_makers(habits, watched.built))
     yield LeafMadeAnew(
@@ -36,7 +35,7 @@ def find(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
         optimizer=watched.number,
         update=steps[-1].place,
         updates=len(steps),
-        held=len(held),
+        held=len(watched.parameters),
         built=watched.built if len(made) == 1 else None,
     )
 

@@ -6,9 +6,8 @@ initialised or updated it), and either gradients of trained layers of the same m
 the loss, as through a head, or the loop treats it as trained (`decoder.train()`), or two optimizers have the very same
 parameters, so that one of them was meant for this layer. A head beside modules that the optimizer was given one by one
 counts as a part of the same model. So does a decoder that is to give back what the model was given, or that has a table
-for tokens. So does a network with a term of the loss that reaches no parameter of an optimizer,
-as a critic beside an actor. A selection of single parameters by a condition and an optimizer that is built later
-keep this module silent.
+for tokens. So does a network with a term of the loss that reaches no parameter of an optimizer, as a critic beside an
+actor. A selection of single parameters by a condition and an optimizer that is built later keep this module silent.
 """
 
 from __future__ import annotations
@@ -86,7 +85,8 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
             found, sign, signed = _treated_as_trained(held, candidates, owned)
     twin = None
     if not found and (pair := _with_equal_parameters(stepping, steps)) is not None:
-        found = _whole_modules(held, candidates, owned)
+        apart = _without_optimizer(held, candidates, owned)
+        found = next((layers for each, layers in apart if each.module.training), {})
         reached = min((candidates[id(layer.weight)].step for layer in found.values()), default=0)
         user = next((event.who for event in steps if event.step >= reached), 0)
         graded = {event.who for event in steps if event.fact.has_gradient}
@@ -106,35 +106,6 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
         sign=sign,
         signed=signed,
         twin=twin.built if twin is not None else None,
-    )
-
-
-def find_thawed(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
-    """Parameters that were frozen, require a gradient by now, and are in no optimizer."""
-    idle = habits.thaws.idle(habits.owned)
-    updates = habits.thaws.looked_at - max((each.step for _, each in idle), default=habits.thaws.looked_at)
-    built = next((habits.optimizers[event.who] for event in reversed(steps) if event.who in habits.optimizers), None)
-    if updates < _MIN_UPDATES or built is None:
-        return
-    lost = {id(tensor) for tensor, _ in idle}
-    names = [
-        path
-        for model in habits.models
-        for path, layer in model.named_modules()
-        if any(id(tensor) in lost for tensor in layer.parameters(recurse=False))
-    ]
-    yield ParametersWithoutOptimizer(
-        step=habits.thaws.looked_at,
-        cause=built.built or steps[-1].place,
-        optimizer=built.number,
-        names=list(dict.fromkeys(names)),
-        elements=sum(tensor.numel() for tensor, _ in idle),
-        updates=updates,
-        update=steps[-1].place,
-        sign="",
-        signed=None,
-        twin=None,
-        is_thawed=True,
     )
 
 
@@ -217,6 +188,16 @@ def _between(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int
     return {}
 
 
+def _without_optimizer(
+    held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]
+) -> Iterator[tuple[_Held, dict[str, nn.Module]]]:
+    """The modules of which no optimizer has any part, each with its layers by their names."""
+    for each in held:
+        layers = _layers(each.module, candidates)
+        if layers and each.name and not _has_owned(each.module, owned):
+            yield each, {f"{each.name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+
+
 def _beside(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
     """Heads that were left out of a list of whole modules: the optimizer has two modules or more of the same owner.
 
@@ -228,23 +209,19 @@ def _beside(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]
     if len(listed) < _MIN_LISTED_MODULES or not has_all:
         return {}
     found: dict[str, nn.Module] = {}
-    for module, name, file in held:
-        layers = _layers(module, candidates)
-        is_head = bool(name) and module.training and bool(layers) and not _has_owned(module, owned)
-        size = sum(tensor.numel() for tensor in module.parameters())
-        is_small = size < trained and any(each.file == file for each in listed)
-        if is_head and is_small and all(candidates[id(layer.weight)].is_between for layer in layers.values()):
-            found |= {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+    for (module, _, file), layers in _without_optimizer(held, candidates, owned):
+        is_small = sum(tensor.numel() for tensor in module.parameters()) < trained
+        is_head = module.training and is_small and any(each.file == file for each in listed)
+        if is_head and all(candidates[id(layer.weight)].is_between for layer in layers.values()):
+            found |= layers
     return found
 
 
 def _alone(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
     """Layers with a term of the loss that can teach nobody else, as a critic beside an actor."""
-    for module, name, _ in held:
-        layers = _layers(module, candidates)
-        is_whole = bool(layers) and all(candidates[id(layer.weight)].is_alone for layer in layers.values())
-        if name and module.training and is_whole and not _has_owned(module, owned):
-            return {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+    for each, layers in _without_optimizer(held, candidates, owned):
+        if each.module.training and all(candidates[id(layer.weight)].is_alone for layer in layers.values()):
+            return layers
     return {}
 
 
@@ -254,10 +231,8 @@ def _decoders(held: list[_Held], candidates: dict[int, Ownerless], owned: set[in
     It is to give back what the model was given, or has a table of its own for tokens, with random values.
     """
     trained = {each.file for each in held if each.name and _is_owned(each.module, owned)}
-    for module, name, file in held:
-        layers = _layers(module, candidates)
-        is_whole = bool(layers) and module.training and not _has_owned(module, owned)
-        if not (name and is_whole and file in trained):
+    for (module, _, file), layers in _without_optimizer(held, candidates, owned):
+        if not module.training or file not in trained:
             continue
         has_table = any(
             isinstance(layer, nn.Embedding) and layer.weight.requires_grad and layer.weight.grad is not None
@@ -265,7 +240,7 @@ def _decoders(held: list[_Held], candidates: dict[int, Ownerless], owned: set[in
         )
         known = [candidates[id(layer.weight)] for layer in layers.values()]
         if any(each.is_between and (each.gives_back or has_table) for each in known):
-            return {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
+            return layers
     return {}
 
 
@@ -282,14 +257,10 @@ def _treated_as_trained(
     held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]
 ) -> tuple[dict[str, nn.Module], str, Place | None]:
     """Layers of a model that no optimizer has at all, and the line that treats the model as one that is trained."""
-    for module, name, file in held:
-        layers = _layers(module, candidates)
-        if not layers or not name or _has_owned(module, owned):
-            continue
+    for (_, name, file), layers in _without_optimizer(held, candidates, owned):
         for node in nodes_in(syntax_tree(file)):
             if isinstance(node, ast.Call) and _is_sign(node, name):
-                found = {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
-                return found, ast.unparse(node), Place(file, node.lineno)
+                return layers, ast.unparse(node), Place(file, node.lineno)
     return {}, "", None
 
 
@@ -300,22 +271,13 @@ def _with_equal_parameters(stepping: list[Watched], steps: list[Event]) -> tuple
         if sum(before != after for before, after in itertools.pairwise(whose)) < _MIN_TURNS:
             continue
         sets = [
-            {id(tensor) for group in watched.optimizer.param_groups for tensor in group["params"]}
+            set(map(id, watched.parameters))
             for watched in (first, second)
             if watched.optimizer is not None and watched.built is not None
         ]
         if len(sets) == 2 and sets[0] == sets[1]:
             return first, second
     return None
-
-
-def _whole_modules(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
-    """The layers of the first module in training mode that no optimizer has any part of."""
-    for module, name, _ in held:
-        layers = _layers(module, candidates)
-        if layers and name and module.training and not _has_owned(module, owned):
-            return {f"{name}.{path}".rstrip("."): layer for path, layer in layers.items()}
-    return {}
 
 
 def _is_sign(call: ast.Call, name: str) -> bool:

@@ -64,12 +64,7 @@ def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncide
         dataset = dataset.dataset
     name, place = _source(dataset)
     yield IdenticalInputs(
-        step=last.step,
-        cause=place or last.place,
-        data=last.place,
-        name=name,
-        rows=rows,
-        batches=len(fetches),
+        step=last.step, cause=place or last.place, data=last.place, name=name, rows=rows, batches=len(fetches)
     )
 
 
@@ -98,7 +93,7 @@ def _is_meant(value: float | None) -> bool:
 
 
 def _source(dataset: Any) -> tuple[str, Place | None]:
-    """The attribute of a dataset that holds the same for all items, with the line that sets it; else its getter."""
+    """The attribute of a dataset with one value for all items, and the line that sets it; else the getter."""
     getter = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
     if getter is None or not is_user_file(getter.co_filename):
         return "", None

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchmedic.detect.loop import frozen_layers, new_leaves, ownerless
+from torchmedic.detect.loop import frozen_layers, new_layers, new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
     NothingLoaded,
+    OptimizerOfOriginal,
     OptimizerOfOtherModel,
     OptimizerOfTwin,
     ReplacedParameters,
@@ -31,7 +33,8 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.lookup.unread_results import unread_results
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, has_line, innermost, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, calls_in, has_line, innermost, nodes_in, syntax_tree
+from torchmedic.source.user_variables import user_trees
 
 _MIN_STEPS = 4
 _PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original\d*$")  # several may take the place of one weight
@@ -48,7 +51,9 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         if load.place.line and habits.thing(load.module) is not None:
             yield NothingLoaded(step=steps[-1].step, cause=load.place, load=load)
     yield from new_leaves.find(habits, steps)
-    yield from ownerless.find_thawed(habits, steps)
+    yield from new_layers.find(habits, steps)
+    yield from _original(habits, steps)
+    yield from frozen_layers.find_thawed(habits, steps)
     held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
     yield from frozen_layers.find(habits, held, steps)
     owned = {id(tensor) for tensor in held}
@@ -151,7 +156,7 @@ def _replaced(
         if not new or len(new) == len(named) or any(id(t) not in owned | fresh for _, t in named):
             continue
         for watched in habits.optimizers.values():
-            mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
+            mine = watched.parameters
             old = [t for t in mine if id(t) not in in_models and id(t) not in reached and t.grad is None]
             places = {_PARAMETRIZED.sub(r"\1", name): tensor for name, tensor in new}
             if any(id(tensor) in reached for tensor in mine) and _match(old, list(places.values())):
@@ -173,7 +178,7 @@ def _twin(
     reached = habits.reach.found
     shapes = [tensor.shape for tensor in nobodys]
     for watched in habits.optimizers.values():
-        mine = parameters_of(watched.optimizer) if watched.optimizer is not None else []
+        mine = watched.parameters
         unused = [
             tensor for tensor in mine if tensor.requires_grad and id(tensor) not in reached and tensor.grad is None
         ]
@@ -195,6 +200,24 @@ def _twin(
             return
 
 
+def _original(habits: Habits, steps: list[Event]) -> Iterator[LoopIncident]:
+    """An optimizer steps in vain for a model of which each loss is computed with a copy that is dropped."""
+    gone = Counter(reached.shape for reached in habits.reach.found.values() if reached.reference() is None)
+    for number in dict.fromkeys(event.who for event in steps):
+        watched, own = habits.optimizers.get(number), [event for event in steps if event.who == number]
+        held = parameters_of(watched.optimizer) if watched is not None and watched.optimizer is not None else []
+        is_in_vain = len(own) >= _MIN_STEPS and not any(event.fact.has_gradient for event in own)
+        if not is_in_vain or len(held) < _MIN_TWIN_TENSORS or not all(tensor.requires_grad for tensor in held):
+            continue
+        if not any(event.fact.has_gradient for event in steps) or Counter(tensor.shape for tensor in held) - gone:
+            continue
+        copies = [Place(file, call.lineno) for file, tree in user_trees() for call in calls_in(tree, "deepcopy")]
+        cause = copies[0] if len(copies) == 1 else own[-1].place
+        yield OptimizerOfOriginal(
+            step=own[-1].step, cause=cause, optimizer=number, update=own[-1].place, updates=len(own), held=len(held)
+        )
+
+
 def _match(old: list[torch.Tensor], new: list[torch.Tensor]) -> bool:
     return len(old) == len(new) and all(a.dim() == b.dim() for a, b in zip(old, new, strict=True))
 
@@ -206,7 +229,7 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
     reached = habits.reach.found
     stepping = {event.who for event in steps}
     watched = [habits.optimizers[number] for number in stepping if number in habits.optimizers]
-    mine = [tensor for each in watched if each.optimizer is not None for tensor in parameters_of(each.optimizer)]
+    mine = [tensor for each in watched for tensor in each.parameters]
     if not mine or any(id(tensor) in reached for tensor in mine):
         return
     if _is_result_unread(watched[0].built, steps[-1].place):

@@ -16,15 +16,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from torchmedic.detect.loop.incident import (
-    LoopIncident,
-    RateDecayed,
-    UpdatesLost,
-    VanishingGradients,
-)
+from torchmedic.detect.loop.incident import LoopIncident, RateDecayed, UpdatesLost, VanishingGradients
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.observe.loop.standstill import DOUBTFUL_CHANGE, MAX_DEAD_SHARE, LayerMoves, Steady
+from torchmedic.observe.loop.standstill import DOUBTFUL_CHANGE, MAX_DEAD_SHARE, MAX_PLAIN_RATE, LayerMoves, Steady
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.layer_construction import given_modules
 from torchmedic.source.lookup.layers import layer_built_at, roots
@@ -35,14 +30,17 @@ _MIN_DEAD_UPDATES = 48
 _MIN_NEGATIVE_UPDATES = 8  # a schedule that ends one update early does no harm
 _MIN_MOVES = 4  # of a schedule, after which a warm-up has left its first rate
 _MIN_FALLING = 0.75  # of the changes of a number
-_MAX_PLAIN_RATE = 0.1  # a factor that is as large may be meant as one
 _MAX_PATIENCE = 10  # updates that are too few to tell a plateau from the noise of batches; the default of torch
 _MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
+_MAX_MOVED_SHARE_OF_HALVES = 0.25  # of weights of 16 bits, of which the smallest always move
+_HALF = 2  # bytes
 _MAX_FALL = 0.1  # of the largest gradient, since the weights were copied
 _MAX_SQUARED = 1e18  # the square of a larger gradient is not far from the largest float32
 _MIN_GRADED = 64  # sampled weights with a gradient
 _MIN_STILL_LAYERS = 2
 _MAX_TIGHT_BOUND = 0.01  # of a clip that makes updates small; usual bounds are 0.1 to 10
+_MAX_CLIPPED_SHARE = 1e-5  # of the size of weights, per update; a careful fine-tuning moves them fifty times as far
+_MIN_BRAKE = 1e-3  # 1 minus a momentum
 _CLIP_TOLERANCE = 0.05  # between the norm of clipped gradients and the bound; torch adds 1e-6 to the norm
 _MIN_SLOPE = 4  # layers from one to the next of which the gradient grows
 _MIN_SLOPE_SHARE = 0.6  # of all layers up to the layer with the largest gradient
@@ -122,7 +120,7 @@ def _small_from_the_first(watched: Watched, known: Steady) -> str:
     """Why the rate was never what the optimizer was built with: it came with a state, or is multiplied with itself."""
     meant, largest = _meant(watched), max((each.rate for each in known.rates), default=0.0)
     is_tiny = watched.loaded is not None and 0 < largest <= MAX_DEAD_SHARE * meant
-    is_square = 0 < meant <= _MAX_PLAIN_RATE and math.isclose(largest, meant * meant, rel_tol=1e-6)
+    is_square = 0 < meant <= MAX_PLAIN_RATE and math.isclose(largest, meant * meant, rel_tol=1e-6)
     if not (is_tiny or is_square):
         return ""
     schedules = schedulers_of(watched.optimizer)
@@ -142,21 +140,28 @@ def _falls(metrics: Sequence[float]) -> bool:
 def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
     """Nearly all weights are what they were, although they have gradients: the updates are rounded away."""
     moves = known.moves
-    graded = sum(layer.graded for layer in moves.layers) if moves is not None else 0
+    layers = moves.layers if moves is not None else []
+    layers = [layer for layer in layers if layer.is_matrix] or layers  # a bias begins at 0, where all updates count
+    graded = sum(layer.graded for layer in layers)
     if moves is None or graded < _MIN_GRADED or _small_from_the_first(watched, known):
         return
-    moved = sum(layer.moved for layer in moves.layers)
+    moved = sum(layer.moved for layer in layers)
+    largest = max(layers, key=lambda layer: layer.graded)
+    most = (_MAX_MOVED_SHARE_OF_HALVES if largest.dtype.itemsize == _HALF else _MAX_MOVED_SHARE) * graded
     now, before = (
         max(layer.largest_gradient for layer in moves.layers),
         max(layer.largest_before for layer in moves.layers),
     )
     clip = _tight_clip(habits, watched)
-    is_held = clip is not None and moves.change < DOUBTFUL_CHANGE
-    if (moved > _MAX_MOVED_SHARE * graded and not is_held) or now < _MAX_FALL * before:
+    change = moves.change
+    is_held = clip is not None and change < DOUBTFUL_CHANGE
+    if clip is not None and not is_held:  # a decay of the weights may move them more than the gradients do
+        change = _clipped_share(watched.optimizer, clip.fact)
+        is_held = change < _MAX_CLIPPED_SHARE
+    if (moved > most and not is_held) or now < _MAX_FALL * before:
         return  # gradients that have collapsed belong to a training that has come to its end
     if now > _MAX_SQUARED:
         return  # the optimizer divides by an infinite square: the gradients explode
-    largest = max(moves.layers, key=lambda layer: layer.graded)
     yield UpdatesLost(
         step=moves.until,
         cause=clip.place if clip is not None else watched.built or update,
@@ -166,7 +171,7 @@ def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Ite
         updates=moves.until - moves.since,
         graded=graded,
         moved=moved,
-        change=moves.change if moved > _MAX_MOVED_SHARE * graded else 0.0,
+        change=change if moved > most else 0.0,
         dtype=str(largest.dtype).removeprefix("torch."),
         rate=largest.rate,
     )
@@ -182,6 +187,17 @@ def _tight_clip(habits: Habits, watched: Watched) -> Event | None:
         return None
     norm = float(torch.nn.utils.get_total_norm(gradients))
     return clips[-1] if math.isclose(norm, clips[-1].fact, rel_tol=_CLIP_TOLERANCE) else None
+
+
+def _clipped_share(optimizer: torch.optim.Optimizer, bound: float) -> float:
+    """How far an update with gradients of a norm can move weights, relative to their size, where that is known."""
+    if type(optimizer) is not torch.optim.SGD:
+        return math.inf
+    groups = optimizer.param_groups
+    pace = max(float(group["lr"]) / max(1 - float(group["momentum"]), _MIN_BRAKE) for group in groups)
+    weights = [tensor.detach() for group in groups for tensor in group["params"] if tensor.grad is not None]
+    size = float(torch.nn.utils.get_total_norm(weights))
+    return pace * bound / size if size else math.inf
 
 
 def _vanishing(watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:

@@ -57,7 +57,7 @@ def _in_file(tree: ast.Module) -> tuple[tuple[ast.AST, ast.Expr | ast.Assign, st
 
 
 def _functions() -> Iterator[ast.AST]:
-    """The functions that run now, and those that they name, directly or not; special methods are called unnamed."""
+    """The functions that run now, all functions that they name, directly or not, and special methods."""
     known: dict[str, list[ast.AST]] = {}
     for _, tree in user_trees():
         for node in nodes_in(tree):
@@ -107,7 +107,7 @@ def _rebound(function: ast.AST, loop: ast.For) -> Iterator[tuple[ast.Assign, str
 
 
 def _is_new_value(value: ast.expr, name: str) -> bool:
-    """Whether an expression computes other values of a variable, and surely writes to nothing."""
+    """Whether an expression computes new values from a variable, and certainly writes to nothing."""
     calls = [each for each in ast.walk(value) if isinstance(each, ast.Call)]
     is_pure = all(_is_pure(call) for call in calls)
     changes = any(isinstance(each, ast.BinOp) for each in ast.walk(value))

@@ -52,8 +52,8 @@ def _decayed(habits: Habits, watched: Watched, update: Place, updates: int) -> I
     shrinks = [shrink for group in groups if (shrink := _shrink(watched.optimizer, group)) is not None]
     if len(shrinks) != len(groups) or not groups or min(shrinks) < _MIN_SHRINK:
         return
-    first, now = watched.overwrites.first_size, watched.overwrites.size()
-    if first is not None and now is not None and float(now) < _COLLAPSED * float(first):
+    first, now = watched.overwrites.first_sizes, watched.overwrites.sizes()
+    if first is not None and now is not None and float(now.norm()) < _COLLAPSED * float(first.norm()):
         yield UpdatesUndone(
             step=habits.steps,
             cause=watched.built or update,

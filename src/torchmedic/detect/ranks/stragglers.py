@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from torchmedic.detect.ranks.alignment import by_group, first_difference
+from torchmedic.detect.ranks.alignment import first_difference
+from torchmedic.detect.ranks.comparable import by_group
 from torchmedic.records import Moment, Phase
 from torchmedic.records.ranks import Collective, RankLog
 

@@ -188,7 +188,7 @@ def written_by(call: ast.Call) -> ast.expr | None:
     named = name.endswith("_") and not name.endswith("__") and name not in _NOT_WRITING
     if not flagged and not named:
         return None
-    if isinstance(function, ast.Attribute) and not _is_module(function.value):
+    if isinstance(function, ast.Attribute) and ast.unparse(function.value).split(".")[0] not in _MODULES:
         return None if flagged else function.value
     if isinstance(function, ast.Attribute) and ast.unparse(function.value).endswith("init"):
         return None
@@ -214,10 +214,6 @@ def _plain_call(file: str, call: ast.Call, written: ast.expr) -> str:
         text = "False" if word.arg == "inplace" else rewritten(file, word.value)
         arguments.append(f"{word.arg}={text}" if word.arg else f"**{text}")
     return f"{rewritten(file, function).removesuffix('_')}({', '.join(arguments)})"
-
-
-def _is_module(node: ast.expr) -> bool:
-    return ast.unparse(node).split(".")[0] in _MODULES
 
 
 def _is_name(node: ast.expr) -> bool:

@@ -132,7 +132,7 @@ def divisor_cures(evidence: NumbersEvidence) -> Iterator[Cure]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mod | ast.FloorDiv):
         parts = {"A": node.left, "B": node.right}
         sign = {ast.Div: "/", ast.Mod: "%", ast.FloorDiv: "//"}[type(node.op)]
-        for title, divisor in _away_from_zero("B", eps, counts=_counts(evidence)):
+        for title, divisor in _away_from_zero(eps, counts=_counts(evidence)):
             yield Cure(title, written(fill(f"A {sign} {divisor}", **parts), node), spot)
         return
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -145,7 +145,7 @@ def divisor_cures(evidence: NumbersEvidence) -> Iterator[Cure]:
     if isinstance(node, ast.Call):
         argument = _divisor_argument(node)
         if argument is not None:
-            for title, text in _away_from_zero("B", eps, counts=_counts(evidence)):
+            for title, text in _away_from_zero(eps, counts=_counts(evidence)):
                 yield Cure(title, written(with_operand(node, argument, fill(text, B=argument)), node), spot)
         elif any(word.arg == "eps" for word in node.keywords):
             changed = copy.deepcopy(node)
@@ -155,12 +155,13 @@ def divisor_cures(evidence: NumbersEvidence) -> Iterator[Cure]:
             yield Cure("use an eps that is not zero", ast.unparse(changed), spot)
 
 
-def _away_from_zero(name: str, eps: str, counts: bool) -> Iterator[tuple[str, str]]:
+def _away_from_zero(eps: str, counts: bool) -> Iterator[tuple[str, str]]:
+    """Titles, and expressions for a divisor `B`."""
     if counts:
-        yield "divide by at least one", f"({name}.clamp(min=1))"
-    yield "add a small constant to the divisor", f"({name} + {eps})"
-    yield "keep the divisor away from zero", f"({name}.clamp(min={eps}))"
-    yield "leave out divisors that are zero", f"torch.where({name} == 0, torch.ones_like({name}), {name})"
+        yield "divide by at least one", "(B.clamp(min=1))"
+    yield "add a small constant to the divisor", f"(B + {eps})"
+    yield "keep the divisor away from zero", f"(B.clamp(min={eps}))"
+    yield "leave out divisors that are zero", "torch.where(B == 0, torch.ones_like(B), B)"
 
 
 def _counts(evidence: NumbersEvidence) -> bool:
@@ -181,10 +182,9 @@ def _counts(evidence: NumbersEvidence) -> bool:
 
 
 def _divisor_argument(node: ast.Call) -> ast.expr | None:
-    for name in ("reciprocal", "rsqrt", "pow"):
-        found = operand_of(node, name)
-        if found is not None:
-            return found
+    found = operand_of(node, "reciprocal", "rsqrt", "pow")
+    if found is not None:
+        return found
     owner = operand_of(node, "div", "divide", "true_divide", "remainder", "fmod")
     if owner is None:
         return None
@@ -199,7 +199,7 @@ def _augmented(evidence: NumbersEvidence, eps: str) -> Iterator[Cure]:
     statement = statement_at(spot) if spot is not None else None
     if spot is None or not isinstance(statement, ast.AugAssign) or not isinstance(statement.op, ast.Div):
         return
-    for title, divisor in _away_from_zero("B", eps, counts=_counts(evidence)):
+    for title, divisor in _away_from_zero(eps, counts=_counts(evidence)):
         changed = ast.unparse(fill(divisor, B=statement.value))
         text = f"{ast.unparse(statement.target)} /= {changed}"
         yield Cure(title, text, whole(spot, statement), same_values=False)

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from torchmedic.evidence.dataset_item import line_of_dtype
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Location
+from torchmedic.records import Location, Role
 from torchmedic.replay.trace.operations import storage_of
+from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
 from torchmedic.source.lookup.layer_construction import built_at, module_path
 from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
@@ -80,6 +82,12 @@ def made_here(evidence: RaisedEvidence, value: Any, what: str, *, whole: bool = 
     if found is None:
         return None
     return found.location("origin", came_to_be(found, what))
+
+
+def items_become(evidence: RaisedEvidence, tensor: torch.Tensor, role: Role = "cause") -> Location | None:
+    """The line of a dataset that gives a tensor of the batch its dtype."""
+    made = line_of_dtype(evidence.incident, tensor)
+    return place(role, made.file, made.line, f"items become {dtype(tensor)} here") if made is not None else None
 
 
 def came_to_be(found: Origin, what: str) -> str:

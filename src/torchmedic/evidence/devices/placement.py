@@ -83,7 +83,9 @@ def _placed(frames: list[Frame], frame: Frame, call: Call | None) -> Iterator[Pl
     given: list[Argument] = list(call.tensors) if call is not None else []
     if not frame.is_user:
         # The call itself may hide some of them behind expressions that cannot be read.
-        given += [Argument(None, value, name) for name, value in frame.variables.items() if _is_tensor(value)]
+        given += [
+            Argument(None, value, name) for name, value in frame.variables.items() if isinstance(value, torch.Tensor)
+        ]
         if frame.module is not None and frame.function == "forward":
             given += [Argument(None, value, name) for name, value in _own_tensors(frame.module)]
     seen: set[int] = set()
@@ -103,10 +105,6 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
         if tensor is not None:
             yield name, tensor
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _home(frames: list[Frame], devices: set[torch.device]) -> torch.device:

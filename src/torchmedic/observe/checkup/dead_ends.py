@@ -68,7 +68,7 @@ class DeadEnds(TorchDispatchMode):
         return result
 
     def of(self, graph: LossGraph) -> dict[int, DeadEnd]:
-        """Those of a graph. An operation without a node has the number of the node before."""
+        """The dead ends of a graph. An operation without a node has the number of the node before."""
         made = {number: graph.made(number) for number in self.found}
         kinds = {number: node.kind.lower() for number, node in made.items() if node is not None}
         return {

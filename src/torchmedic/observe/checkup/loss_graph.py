@@ -14,24 +14,18 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import mixed_dimensions, normalisations
+from torchmedic.observe.checkup import normalisations
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
-    activation_of,
     count_outside,
     factor_of,
     is_closed,
-    is_stretched,
-    is_too_high,
     largest_given,
     loss_of_knowing_nothing,
-    promotions,
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
-from torchmedic.observe.checkup.policy_terms import are_remarkable
-from torchmedic.observe.checkup.zero_weights import zero_product
 from torchmedic.observe.device.async_devices import Fetch
 from torchmedic.source.objects.graph import name_of
 
@@ -49,12 +43,11 @@ PASSING = frozenset(
     "ViewBackward UnsafeViewBackward ReshapeAliasBackward SqueezeBackward UnsqueezeBackward TransposeBackward "
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
-_PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
+PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
 BINARY = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 _RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
 _OUTDATED = "torch.cuda.amp"
-_SCORED = ("cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "kl_div")
 
 
 class Node:
@@ -126,6 +119,7 @@ class LossGraph:
         self.unmoved: list[torch.Tensor] | None = None  # of a step that was run again: weights with a gradient of 0
         self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
         self._numbers: dict[Any, int] = {}
+        self._readers: dict[int, list[Node]] | None = None  # by the number of a node, once they are asked for
         self._measured = 0
         self._fetch: Fetch | None = None
         self._waiting: list[tuple[Any, str]] = []  # the owners and names of numbers that are on their way
@@ -164,8 +158,12 @@ class LossGraph:
 
     def leaves_below(self, number: int) -> list[torch.Tensor]:
         """The leaves that a node reaches."""
-        found = [self.nodes[each].leaf for each in self._reached([], [number])]
+        found = [self.nodes[each].leaf for each in self.below(number)]
         return [leaf for reference in found if reference is not None and (leaf := reference()) is not None]
+
+    def below(self, number: int) -> set[int]:
+        """The numbers of a node and of all nodes that it reaches."""
+        return self._reached([], [number])
 
     def leaves_reached(self, *, without: Iterable[Node]) -> list[torch.Tensor]:
         """The leaves that the loss reaches by ways that cross none of these nodes."""
@@ -178,27 +176,6 @@ class LossGraph:
 
     def gates(self) -> list[Node]:
         return [node for node in self.nodes if node.closed is not None]
-
-    def is_remarkable(self) -> bool:
-        """Whether any rule could have something to say; asked first, as to ask the rules takes time."""
-        if self.autocast or self.is_outdated or self.dead_ends:
-            return True
-        if any(root.node is None for root in self.roots) or any(node.closed for node in self.gates()):
-            return True
-        if any(count for count, _ in self.outside.values()) or is_too_high(self) or promotions(self):
-            return True
-        if any(mixed_dimensions.mixing_views(self)) or any(mixed_dimensions.layers_with_wrong_layout(self)):
-            return True
-        if self.has_distributions and are_remarkable(self):
-            return True
-        if normalisations.are_remarkable(self) or self.lost_terms is not None or zero_product(self) is not None:
-            return True
-        for call in self.losses():
-            node = activation_of(self, call)
-            is_activated = node is not None and node.kind in ("SoftmaxBackward", "SigmoidBackward")
-            if (is_activated and call.name in _SCORED) or (call.name in _PAIRED and _differ(call)):
-                return True
-        return any(is_stretched(node) for node in self.nodes)
 
     def reaches_leaf(self, *, without: Iterable[Node]) -> bool:
         """Whether there is a way from the loss to a leaf that crosses none of these nodes."""
@@ -221,20 +198,25 @@ class LossGraph:
 
     def is_followed_by_weights(self, node: Node) -> bool:
         """Whether what a node made goes into an operation with weights: it is inside of a model, not of a loss."""
-        after: dict[int, list[Node]] = {}
-        for other in self.nodes:
-            for number in other.behind:
-                after.setdefault(number, []).append(other)
-        pending, seen = [node.number], {node.number}
+        pending, seen = [node], {node.number}
         while pending:
-            for later in after.get(pending.pop(), ()):
+            for later in self.readers(pending.pop()):
                 if later.number in seen:
                     continue
                 seen.add(later.number)
                 if self.has_weight(later):
                     return True
-                pending.append(later.number)
+                pending.append(later)
         return False
+
+    def readers(self, node: Node) -> list[Node]:
+        """The nodes that were given what a node made."""
+        if self._readers is None:
+            self._readers = {}
+            for other in self.nodes:
+                for number in other.behind:
+                    self._readers.setdefault(number, []).append(other)
+        return self._readers.get(node.number, [])
 
     def has_weight(self, node: Node) -> bool:
         """Whether a leaf goes into an operation as it is, or transposed."""
@@ -334,8 +316,4 @@ class LossGraph:
             if call.name == BINARY[0] and node is not None and node.kind == "ReluBackward":
                 return 0.5, 1.0  # the probability of the lowest score that is left
             return -0.5, 1.5  # 0.7 to 1.2 is usual in a GAN
-        return _RANGES.get(node.kind) if node is not None and call.name in _PAIRED else None
-
-
-def _differ(call: LossCall) -> bool:
-    return len(call.shape) != len(call.target_shape)
+        return _RANGES.get(node.kind) if node is not None and call.name in PAIRED else None

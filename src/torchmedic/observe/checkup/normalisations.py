@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ _KEEPING_ROWS = frozenset(
     "NativeDropoutBackward ToCopyBackward".split()
 )
 
+_PICKS = ("GatherBackward", "IndexBackward")
 _OF_LAYERS = ("AddmmBackward", "MmBackward", "ConvolutionBackward", "ReluBackward")
 
 
 def are_remarkable(graph: LossGraph) -> bool:
     if softmaxes_of_one(graph) or attention_over_batch(graph):
         return True
-    return any(wrongly_normalised(graph)) or any(not_normalised(graph))
+    return any(wrongly_normalised(graph)) or any(not_normalised(graph)) or any(read_by_rows(graph))
 
 
 def softmaxes_of_one(graph: LossGraph) -> list[Node]:
@@ -59,6 +61,43 @@ def not_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node]]:
         node = graph.value_of(graph.made(call.sequence)) if call.name == "nll_loss" else None
         if node is not None and node.kind in _OF_LAYERS and len(call.shape) > 1 and graph.is_number(call):
             yield call, node
+
+
+def read_by_rows(graph: LossGraph) -> Iterator[tuple[Node, Node]]:
+    """Probabilities over the examples whose logarithms are taken by example, and the node that takes them.
+
+    A cross entropy that is written out takes one class of each row, or adds up a row that is multiplied with targets.
+    """
+    for node in graph.nodes:
+        shape = node.shape or ()
+        if node.dim not in (0, -2) or len(shape) != 2 or shape[0] == shape[1] or min(shape) < 2:
+            continue
+        rows, seen = (shape[:1], (shape[0], 1)), {node.number}
+        pending = [(node, node.kind == "LogSoftmaxBackward", False)]
+        while pending:
+            values, is_log, is_weighed = pending.pop()
+            for reader in graph.readers(values):
+                has_rows = reader.shape in rows
+                if has_rows and reader.kind in _PICKS and (is_log or _has_logarithm(graph, reader)):
+                    yield reader, node
+                    return
+                if has_rows and reader.kind == "SumBackward" and is_log and is_weighed:
+                    yield reader, node
+                    return
+                if reader.shape == shape and reader.number not in seen and not graph.has_weight(reader):
+                    seen.add(reader.number)
+                    is_target = reader.kind == "MulBackward" and bool(reader.missing)
+                    pending.append((reader, is_log or reader.kind == "LogBackward", is_weighed or is_target))
+
+
+def _has_logarithm(graph: LossGraph, node: Node) -> bool:
+    """Whether the logarithm of some values is taken, and of nothing else."""
+    shape = node.shape
+    while len(readers := graph.readers(node)) == 1 and node.kind != "LogBackward":
+        node = readers[0]
+        if node.shape is None or len(node.behind) > 1 or math.prod(node.shape) != math.prod(shape or ()):
+            return False
+    return node.kind == "LogBackward"
 
 
 def attention_over_batch(graph: LossGraph) -> list[Node]:

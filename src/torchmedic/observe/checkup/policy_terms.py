@@ -21,7 +21,7 @@ _OF_RATIO = frozenset("ExpBackward MinimumBackward ClampBackward ClampMinBackwar
 
 
 class PolicyTerm(NamedTuple):
-    """A product of log-probabilities, or of the ratio of two, with something else: the node of that, if it has one."""
+    """A product of log-probabilities, or of a ratio of probabilities, with `other`, which may have no node."""
 
     product: Node
     other: Node | None

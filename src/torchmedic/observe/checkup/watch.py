@@ -27,6 +27,7 @@ from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.lost_terms import gradient_call
 from torchmedic.observe.checkup.node_births import NodeBirths
 from torchmedic.observe.checkup.phases import Phases
+from torchmedic.observe.checkup.remarkable import is_remarkable
 from torchmedic.observe.checkup.term_watch import TermWatch
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.checkup.zero_weights import note_zero_weights
@@ -293,7 +294,7 @@ class Checkup:
                     self._due[graph.key] = self._steps + _STEPS_BEFORE_LAST_LOOK
         fresh = fresh if self.births.refused else self.terms.judged_now(fresh)
         self.graphs.extend(fresh)
-        if any(graph.is_remarkable() for graph in fresh):
+        if any(map(is_remarkable, fresh)):
             self._judge.check_up(self.graphs, frame)
         self.graphs = [graph for graph in self.graphs if graph.key in self._wanted or graph.key in self._due]
         self.terms.settled(fresh)
@@ -306,7 +307,7 @@ class Checkup:
 
 
 def _is_plain_backward() -> bool:
-    """Not inside of `torch.func`, of somebody's dispatch mode or of the capture of a CUDA graph."""
+    """Whether backward runs outside of `torch.func`, of somebody's dispatch mode or of the capture of a CUDA graph."""
     if not are_plain():
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

@@ -20,7 +20,6 @@ from torchmedic.contained import contained
 from torchmedic.observe.budget import Budget
 from torchmedic.observe.context import ProcessFolder, ReportingProcess
 from torchmedic.observe.heap.growth_watch import LeakWatch
-from torchmedic.observe.heap.walk import Held
 from torchmedic.observe.memory.usage import most_memory, resident_bytes
 from torchmedic.observe.stages import GrowthStages
 from torchmedic.observe.step.events import Events
@@ -73,7 +72,9 @@ class WorkerLeaks:
         self._due = 0.0
         self._at_start = resident_bytes()  # nearly all of it is shared with the process that it was forked from
         self._pressed = 0
-        self.watch = LeakWatch(self._ask, self._tell, lambda: agent.batches, Budget().leaks, most=_MAX_OBJECTS)
+        self.watch = LeakWatch(
+            self._ask, stages.report_holders, lambda: agent.batches, Budget().leaks, most=_MAX_OBJECTS
+        )
         self.watch.start()
 
     def begin(self, data: Any, collate: Any, frame: FrameType) -> None:
@@ -104,9 +105,6 @@ class WorkerLeaks:
 
     def _ask(self, watch: LeakWatch, frame: FrameType) -> None:
         self._stages.examine_growth(watch, frame, min_data_bytes=_MIN_BYTES)
-
-    def _tell(self, holders: list[tuple[Held, int]]) -> None:
-        self._stages.report_holders(holders)
 
 
 @contained("observe.worker")

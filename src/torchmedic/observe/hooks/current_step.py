@@ -23,7 +23,7 @@ from torchmedic.observe.device.async_devices import is_device_error
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.heap.growth_watch import LeakWatch
 from torchmedic.observe.hooks.fast_steps import FastSteps
-from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.event_writer import EventWriter
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
 from torchmedic.observe.numbers.training_curves import TrainingCurves
 from torchmedic.observe.numbers.weight_copies import Rewind
@@ -61,7 +61,7 @@ class Step:
         notes: StepNotes,
         finite: FiniteWatch,
         rewind: Rewind,
-        habits: Habits,
+        habits: EventWriter,
     ) -> None:
         self.clock = clock
         self.batches = batches

@@ -26,7 +26,7 @@ from torchmedic.observe.hooks.patches import (
     without_our_frame,
     wrap,
 )
-from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.event_writer import EventWriter
 
 Wrapped = Callable[..., Any]
 
@@ -34,7 +34,7 @@ Wrapped = Callable[..., Any]
 class HabitHooks:
     """Feeds the ledger from modes, clipping, scaling and schedules."""
 
-    def __init__(self, habits: Habits, step: Step) -> None:
+    def __init__(self, habits: EventWriter, step: Step) -> None:
         self._habits = habits
         self._step = step
         self._calls: dict[tuple[CodeType, int], bool] = {}  # of schedulers: whether they have arguments

@@ -158,10 +158,7 @@ def _loader(iterator: Any, agent: ProcessContext) -> LoaderView | None:
         items = [drawn[index] for index in tasks if index in drawn]
         flat = [item for batch in items for item in (batch if isinstance(batch, list | tuple) else [batch])]
         given.append(tuple(str(plain(item)) for item in flat if item is not None)[:64])
-    return LoaderView(
-        workers=tuple(process.pid for process in processes),
-        given=tuple(given),
-    )
+    return LoaderView(workers=tuple(process.pid for process in processes), given=tuple(given))
 
 
 def _batching(agent: ProcessContext) -> str:

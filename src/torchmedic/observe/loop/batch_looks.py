@@ -34,7 +34,7 @@ NO_LOOK = BatchLook(0)
 
 
 def look_at(batch: Any) -> BatchLook:
-    """A few microseconds where rows differ. Only tensors in the memory of the host are read."""
+    """Look at a batch: a few microseconds where its rows differ. Only tensors in host memory are read."""
     fields = _fields(batch)
     rows = len(fields[0]) if fields and fields[0].dim() else 0
     if rows < _MIN_ROWS or any(each.dim() == 0 or len(each) != rows or not each.is_cpu for each in fields):

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from torchmedic.contained import contained
+from torchmedic.observe.exchanged import Exchanged
 from torchmedic.source.spots import Place
 from torchmedic.source.user_code import is_user_file
 
@@ -74,7 +75,7 @@ class Evaluation:
         self._random_state: _RandomState | None = None  # at the beginning of the last pass
         self._draws = False  # a pass was seen to draw random numbers, or something behind it
         self._trained: set[int] = set()  # identities of models
-        self._undo: list[tuple[str, Any]] = []
+        self._patches = Exchanged()
 
     def forward(self, model: torch.nn.Module, frame: FrameType) -> None:
         """A forward pass of a model begins in the frame of its call."""
@@ -105,9 +106,7 @@ class Evaluation:
         self.armed = True
         note = contained("observe.habits")(self._note)
         for name in (*_DROPOUTS, _ATTENTION):
-            original = getattr(F, name)
-            self._undo.append((name, original))
-            setattr(F, name, _NotingFunction(name, original, note))
+            self._patches.put(F, name, _NotingFunction(name, getattr(F, name), note))
         frame.f_locals["__torchmedic_end__"] = _EndOfFrame(contained("observe.habits")(self.disarm))
 
     def disarm(self) -> None:
@@ -116,9 +115,7 @@ class Evaluation:
             self._draws = self._random_state != _random_state()
             self._random_state = None
         self.armed = False
-        while self._undo:
-            name, original = self._undo.pop()
-            setattr(F, name, original)
+        self._patches.take_back()
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> None:
         if torch.is_grad_enabled():

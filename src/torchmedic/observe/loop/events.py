@@ -14,6 +14,7 @@ import torch
 from torchmedic.observe.loop.batch_looks import NO_LOOK, BatchLook
 from torchmedic.observe.loop.overwrites import Overwrites
 from torchmedic.observe.loop.witness import State, Witness, witness_of
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.spots import Place
 
 _MAX_CYCLES = 3
@@ -58,6 +59,11 @@ class Watched:
         optimizer = self.reference()
         return optimizer if hasattr(optimizer, "param_groups") else None
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        optimizer = self.optimizer
+        return parameters_of(optimizer) if optimizer is not None else []
+
     def find_witness(self) -> None:
         optimizer = self.optimizer
         if optimizer is not None and self.searched <= 16:
@@ -100,8 +106,22 @@ class BackwardFact(NamedTuple):
 
 
 class StepFact(NamedTuple):
+    """An update. `is_fresh`: the optimizer keeps moving averages and has none yet. `first` is its first tensor."""
+
     has_gradient: bool
     rates: tuple[float | None, ...]
+    whose: Watched
+    is_fresh: bool
+    first: weakref.ref[torch.Tensor] | None
+
+
+def step_fact(optimizer: Any, watched: Watched) -> StepFact:
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    settings = optimizer.defaults
+    is_fresh = not optimizer.state and bool("betas" in settings or settings.get("momentum"))
+    has_gradient = any(tensor.grad is not None for tensor in tensors)
+    first = weakref.ref(tensors[0]) if tensors else None
+    return StepFact(has_gradient, rates(optimizer), watched, is_fresh, first)
 
 
 class ScheduleFact(NamedTuple):
@@ -186,12 +206,7 @@ class ThrownAway:
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:
     """All gradients, or none where they are too large to be copied or are not plain tensors."""
-    found = [
-        tensor.grad.detach()
-        for group in optimizer.param_groups
-        for tensor in group["params"]
-        if tensor.grad is not None
-    ]
+    found = [tensor.grad.detach() for tensor in parameters_of(optimizer) if tensor.grad is not None]
     is_plain = all(type(gradient) is torch.Tensor and gradient.layout is torch.strided for gradient in found)
     if any(gradient.is_cuda for gradient in found) and torch.cuda.is_current_stream_capturing():
         return []  # copies would become part of the user's graph

@@ -11,57 +11,34 @@ Whether gradients were cleared is not told by who was called but by a *witness*:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from time import perf_counter
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from torchmedic.contained import contained
 from torchmedic.observe.device.device_waits import Waited
-from torchmedic.observe.loop.batch_looks import look_at, targets_of
 from torchmedic.observe.loop.evaluation import Evaluation
-from torchmedic.observe.loop.events import (
-    BackwardFact,
-    EmptiedFact,
-    Event,
-    Fetched,
-    ForwardFact,
-    ScheduleFact,
-    StepFact,
-    Watched,
-    are_numbers,
-    is_mean,
-    rates,
-)
+from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.graph_growth import GraphGrowth
-from torchmedic.observe.loop.loads import Unmatched, unmatched, writes_of
+from torchmedic.observe.loop.loads import Unmatched
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.observe.loop.standstill import Standstill
 from torchmedic.observe.loop.thaws import Thaws
 from torchmedic.source.spots import NOWHERE, Place
-from torchmedic.source.user_code import user_frame
 
-_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _FIRST_STEPS = 64  # that are noted when training begins
-_STEPS_AFTER_CHANGE = 24  # that are noted
+STEPS_AFTER_CHANGE = 24  # that are noted
 _MAX_CHANGES = 4  # that are looked at
 _MAX_ANEW = 2  # times that the ledger wakes because gradients are gone
 _MAX_EVENTS = 4000  # that are kept
-_LOOK_STEPS = frozenset({6, 12, 24, 40})  # since the ledger woke, at which the evidence is judged
-_BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
-_MAX_TIMED = 12  # calls of `empty_cache` that are timed
-_MAX_TARGETS = 6  # calls of backward whose targets are compared with suspicious labels
 _MAX_IDLE = 64  # batches and forward passes in a row, as of a validation, that are noted
-_NORM_STEPS = 24  # in which the witness is also measured, on the CPU
 
 
 class Habits(Numbering):
-    """The ledger. Fed by the hooks; `look` is called when there is enough of it to be judged."""
+    """The ledger. `EventWriter` writes into it; `look` is called when there is enough of it to be judged."""
 
     def __init__(self, look: Callable[[Habits], None], prepare: Callable[[], object]) -> None:
         super().__init__()
@@ -90,13 +67,8 @@ class Habits(Numbering):
         self._last = _FIRST_STEPS
         self._wakes = self._anew = 0
         self._backwards = 0
-        self._stepping = False
-        self._emptied = 0  # times that the user has emptied the cache of the device
-        self._emptying = (0.0, 0.0)
         self._where = Sites().where
         self._idle = 0  # batches and forward passes since anything else happened
-        self._asked = 0  # calls of backward for their targets
-        self._has_labels = False  # that the next call of backward is asked for
 
     def start(self) -> None:
         self.listening = self.awake = True
@@ -124,7 +96,7 @@ class Habits(Numbering):
 
     def _begin(self) -> None:
         self.awake = True
-        self._woke, self._last = self.steps, _STEPS_AFTER_CHANGE
+        self._woke, self._last = self.steps, STEPS_AFTER_CHANGE
         self._backwards = 0
         self._add("gap", 0, None)
         if self.on_wake is not None:
@@ -146,8 +118,7 @@ class Habits(Numbering):
     @property
     def owned(self) -> set[int]:
         """Identities of the parameters that optimizers have."""
-        living = [watched.optimizer for watched in self.optimizers.values() if watched.optimizer is not None]
-        return {id(tensor) for each in living for group in each.param_groups for tensor in group["params"]}
+        return {id(tensor) for watched in self.optimizers.values() for tensor in watched.parameters}
 
     def _look_at_frozen(self, step: int) -> None:
         if self.thaws.look((tensor for model in self.models for tensor in model.parameters()), self.owned, step):
@@ -163,6 +134,11 @@ class Habits(Numbering):
         if self.events or self.empty is not None:
             self._look(self)
 
+    def ending(self) -> None:
+        """The run ends: judge what there is."""
+        self.is_ending = True
+        self.judge()
+
     def waits_measured(self, found: list[Waited]) -> None:
         self.waited += found
         self.judge()
@@ -171,8 +147,6 @@ class Habits(Numbering):
         """Norms of the gradients that an update used, and of all that there were before some were cleared."""
         watched = self.optimizers.get(number)
         return watched.thrown_away.norms() if watched is not None else None
-
-    # Events
 
     def _add(self, kind: str, who: int, frame: FrameType | None, fact: Any = None) -> None:
         if self.evaluation.is_open:
@@ -196,239 +170,3 @@ class Habits(Numbering):
         if len(self.events) >= _MAX_EVENTS:
             self.listening = False
             self._sleep()
-
-    @contained("observe.habits")
-    def optimizer_built(self, optimizer: Any, frame: FrameType | None) -> None:
-        if not self.listening and not self.awake:
-            return
-        if not self.optimizers:
-            self._prepare()
-        self.wake()
-        user = user_frame(frame)
-        built = Place(user.f_code.co_filename, user.f_lineno) if user is not None else None
-        caller = user_frame(user.f_back) if user is not None else None
-        number = self.number(optimizer)
-        known = self.optimizers.get(number)
-        if known is None or known.built is None:  # `load_state_dict` comes here for one that was built before
-            watched = self.optimizers[number] = Watched(optimizer, number, built)
-            watched.caller = Place(caller.f_code.co_filename, caller.f_lineno) if caller is not None else None
-        else:
-            known.loaded = built
-        for dead in [key for key, watched in self.optimizers.items() if watched.reference() is None]:
-            del self.optimizers[dead]
-
-    def _watched(self, optimizer: Any) -> Watched:
-        number = self.number(optimizer)
-        found = self.optimizers.get(number)
-        if found is None:
-            found = self.optimizers[number] = Watched(optimizer, number, None)
-        return found
-
-    @contained("observe.habits")
-    def zero_begins(self, owner: Any, frame: FrameType) -> None:
-        self._add("zero", self.number(owner), frame)
-        for watched in self.optimizers.values():
-            optimizer = watched.optimizer
-            if optimizer is not None and (optimizer is owner or isinstance(owner, torch.nn.Module)):
-                watched.thrown_away.clearing(optimizer)
-
-    @contained("observe.habits")
-    def zero_ended(self, owner: Any) -> None:
-        self._add("zero done", self.number(owner), None)
-
-    @contained("observe.habits")
-    def backward_begins(self, roots: Any, frame: FrameType) -> None:
-        self._backwards += 1
-        if 2 <= self._backwards <= 5:
-            living = [watched.optimizer for watched in self.optimizers.values() if watched.optimizer is not None]
-            groups = [group for optimizer in living for group in optimizer.param_groups]
-            self.reach.walk(roots, self.steps, {id(tensor) for group in groups for tensor in group["params"]})
-        norms = {}
-        if self.steps - self._woke < _NORM_STEPS:
-            for number, watched in self.optimizers.items():
-                # What was cleared before everybody's eyes need not be measured.
-                if watched.is_used_gradient():
-                    norms[number] = watched.norm(wait=self.wants_norms)
-        means = bool(roots) and all(isinstance(root, torch.Tensor) and is_mean(root.grad_fn) for root in roots)
-        targets = frozenset[int]()
-        if self._has_labels and self._asked < _MAX_TARGETS:
-            self._asked += 1
-            targets = targets_of(roots)
-        self._has_labels = False
-        self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means, targets))
-        if not self.growth.over and self.events:
-            self.growth.backward_begins(roots, self.steps or self._backwards, self.events[-1].place)
-
-    @contained("observe.habits")
-    def backward_ended(self) -> None:
-        for watched in self.optimizers.values():
-            if watched.witness is None:
-                watched.find_witness()
-            watched.thrown_away.backward()
-        self._add("backward done", 0, None, self._stepping)
-        if not self.optimizers and not self.growth.over:  # weights are updated by hand, once per backward or not
-            self.growth.step_ended(sys._getframe(1))
-            if self._backwards == _STEPS_AFTER_CHANGE:
-                self.judge()
-        elif self._backwards % _BACKWARDS_WITHOUT_STEP == 0 and not self.steps:
-            self.judge()
-
-    @contained("observe.habits")
-    def step_begins(self, optimizer: Any, frame: FrameType) -> None:
-        watched = self._watched(optimizer)
-        watched.thrown_away.step(optimizer)
-        groups = optimizer.param_groups
-        has_gradient = any(tensor.grad is not None for group in groups for tensor in group["params"])
-        self._stepping = True
-        if not watched.overwrites.is_over:
-            watched.overwrites.step_begins(optimizer)
-        self._add("step", watched.number, frame, StepFact(has_gradient, rates(optimizer)))
-
-    @contained("observe.habits")
-    def step_ended(self, optimizer: Any, *, stepped: bool) -> None:
-        self._stepping = False
-        watched = self._watched(optimizer)
-        self._add("step done" if stepped else "step skipped", watched.number, None)
-        if not watched.overwrites.is_over:
-            watched.overwrites.step_ended()
-        watched.used = self.events[-1].states.get(watched.number) if self.events else None
-        self.steps += 1
-        if not self.growth.over:
-            self.growth.step_ended(sys._getframe(1))
-        since = self.steps - self._woke
-        if since >= self._last:
-            self._sleep()
-        elif since in _LOOK_STEPS:
-            self.judge()
-
-    @contained("observe.habits")
-    def clip_begins(self, bound: Any, frame: FrameType) -> None:
-        self._add("clip", 0, frame, float(bound) if isinstance(bound, float | int) else None)
-
-    @contained("observe.habits")
-    def clip_ended(self) -> None:
-        self._add("clip done", 0, None)
-
-    @contained("observe.habits")
-    def unscale_begins(self, optimizer: Any, frame: FrameType) -> None:
-        self._add("unscale", self.number(optimizer), frame)
-
-    @contained("observe.habits")
-    def unscale_ended(self, optimizer: Any) -> None:
-        self._add("unscale done", self.number(optimizer), None)
-
-    @contained("observe.habits")
-    def scaler_steps(self, optimizer: Any, frame: FrameType) -> None:
-        self._add("scaler step", self.number(optimizer), frame)
-
-    @contained("observe.habits")
-    def cache_emptying(self, frame: FrameType) -> None:
-        """The user gives cached memory back to the driver. What is measured is not how long the device was busy."""
-        self._emptied += 1
-        if self._emptied <= _MAX_TIMED and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize()
-        began = perf_counter()
-        self._add("empty cache", 0, frame)
-        self._emptying = (began, perf_counter())
-
-    @contained("observe.habits")
-    def cache_emptied(self) -> None:
-        began, called = self._emptying
-        if self._emptied <= _MAX_TIMED:
-            self._add("cache emptied", 0, None, EmptiedFact(began, perf_counter() - called))
-
-    @contained("observe.habits")
-    def scaled(self, scaler: Any) -> None:
-        if scaler.is_enabled():
-            self._add("scale", self.number(scaler), None, float(getattr(scaler, "_init_scale", 0.0)))
-
-    @contained("observe.habits")
-    def scheduled(self, scheduler: Any, frame: FrameType, *, explicit: bool) -> None:
-        optimizer = getattr(scheduler, "optimizer", None)
-        whose = self.number(optimizer) if optimizer is not None else 0
-        lr = rates(optimizer) if optimizer is not None else ()
-        self._add("schedule", self.number(scheduler), frame, ScheduleFact(whose, explicit, lr))
-
-    @contained("observe.habits")
-    def measured(self, schedule: Any, metric: Any) -> None:
-        """A schedule is given a number to compare, which it reads itself."""
-        if isinstance(metric, float | int | torch.Tensor):
-            self.metrics.setdefault(self.number(schedule), []).append(float(metric))
-
-    @contained("observe.habits")
-    def forward(self, module: torch.nn.Module, frame: FrameType) -> None:
-        mode = (module.training, torch.is_grad_enabled())
-        if not self.awake:
-            self.wake()
-        self.mode = mode
-        if self.awake:
-            self._add("forward", self.number(module), frame, ForwardFact(*mode))
-            self.evaluation.forward(module, frame)
-
-    @contained("observe.habits")
-    def evaluated(self, module: torch.nn.Module, frame: FrameType) -> None:
-        if not self.awake:
-            self.wake()
-        if self.awake:
-            self._add("eval", self.number(module), frame)
-
-    @contained("observe.habits")
-    def pass_begins(self, iterator: Any, frame: FrameType) -> None:
-        """A batch is asked for, the first of a pass over the data."""
-        sampler = iterator._index_sampler
-        if self.steps or not self.optimizers or not torch.is_grad_enabled():
-            return  # not a loop that trains
-        if not isinstance(sampler, BatchSampler) or not _is_empty(sampler):
-            return
-        place = self._where(frame)[1]
-        if place.line and self.empty is None:
-            self.empty = (place, len(iterator._dataset), sampler.batch_size)
-
-    @contained("observe.habits")
-    def loading(self, frame: FrameType, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any) -> None:
-        """A state is about to be loaded. What fits later, or fits another module, makes up for what did not."""
-        number = self.number(module)
-        self.unmatched = [each for each in self.unmatched if each.module != number]
-        found = None if strict else unmatched(state, module, self._where(frame)[1], number)
-        if found is not None:
-            self.unmatched.append(found)
-        else:
-            self.unmatched = [each for each in self.unmatched if each.state != id(state)]
-
-    @contained("observe.habits")
-    def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:
-        """A state was loaded. A module may know more names than those of its tensors."""
-        if self.unmatched and self.unmatched[-1].writes != writes_of(module):
-            self.unmatched.pop()
-
-    def ending(self) -> None:
-        """The run ends: judge what there is."""
-        self.is_ending = True
-        self.judge()
-
-    @contained("observe.habits")
-    def fetched(self, iterator: Any, indices: Any, batch: Any, frame: FrameType, *, direct: bool) -> None:
-        dataset = getattr(iterator, "_dataset", None)
-        position = getattr(iterator, "_num_yielded", 0)
-        known = hash(tuple(indices)) if isinstance(indices, list | tuple) and are_numbers(indices) else None
-        length = in_order = None
-        drawn = 0
-        workers = getattr(iterator, "_num_workers", 0) if getattr(iterator, "_worker_init_fn", None) is None else 0
-        if known is not None and position <= 1:
-            sampler = iterator._index_sampler
-            length = len(sampler)
-            if type(getattr(sampler, "sampler", None)) is SequentialSampler:
-                in_order = getattr(sampler, "batch_size", None)
-            drawn = len(indices) if isinstance(getattr(sampler, "sampler", None), _RANDOM) else 0
-        whose = self.number(dataset) if dataset is not None else 0
-        look = look_at(batch)
-        self._has_labels = self._has_labels or bool(look.labels)
-        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn)
-        self._add("fetch", whose, frame, fact)
-
-
-def _is_empty(sampler: BatchSampler) -> bool:
-    try:
-        return not len(sampler)
-    except Exception:  # a sampler without an end has no length, and that of the user may raise anything
-        return False

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.spots import NOWHERE, Place
 
 _SAMPLE = 8  # values of a weight
@@ -22,6 +23,7 @@ _MAX_ELEMENTS = 1 << 24  # of all weights
 _MIN_MATRIX = 64  # values that show whether two matrices are alike
 _MAX_ALIKE = 0.25  # correlation of a weight with a weight that does not depend on it
 _MAX_KEPT = 0.002  # of an update that is undone; more may be a small step on purpose, as in meta-learning
+HIGH_RATE = 0.3  # with which updates may throw weights far away
 USUAL_DECAY = 0.1  # with that, a large shrinkage is the fault of the learning rate
 _MAX_KEPT_VALUE = 0.1  # of the largest change of a single value
 
@@ -29,6 +31,11 @@ _MAX_KEPT_VALUE = 0.1  # of the largest change of a single value
 def decay_of(group: dict[str, Any]) -> float:
     decay = group.get("weight_decay", 0.0)
     return float(decay) if isinstance(decay, float | int) else 0.0
+
+
+def rate_of(group: dict[str, Any]) -> float:
+    rate = group.get("lr")
+    return float(rate) if isinstance(rate, float | int) else 0.0
 
 
 class Undone(NamedTuple):
@@ -47,7 +54,7 @@ class Overwrites:
     def __init__(self) -> None:
         self.found: Undone | None = None
         self.is_over = False
-        self.first_size: torch.Tensor | None = None  # of all matrices, where weight decay is above what is usual
+        self.first_sizes: torch.Tensor | None = None  # of the matrices, where decay or rate are above what is usual
         self._cycles = 0
         self._full: list[tuple[float, bool]] = []
         self._tensors: list[weakref.ref[torch.Tensor]] = []  # with a gradient in the first update
@@ -58,7 +65,7 @@ class Overwrites:
         self._between = (NOWHERE, NOWHERE)
 
     def event(self, place: Place) -> None:
-        """Another event of the loop: was there a write before it?"""
+        """Note an event of the loop, and whether somebody wrote to the weights before it."""
         if self._updated:
             now = self._look()
             if now != self._sample:
@@ -68,10 +75,11 @@ class Overwrites:
 
     def step_begins(self, optimizer: Any) -> None:
         if not self._tensors:
-            tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            self._tensors = [weakref.ref(one) for one in tensors if one.grad is not None and one.numel()]
-            if any(decay_of(group) > USUAL_DECAY for group in optimizer.param_groups):
-                self.first_size = self.size()
+            graded = (one for one in parameters_of(optimizer) if one.grad is not None and one.numel())
+            self._tensors = list(map(weakref.ref, graded))
+            groups = optimizer.param_groups
+            if any(decay_of(group) > USUAL_DECAY or rate_of(group) >= HIGH_RATE for group in groups):
+                self.first_sizes = self.sizes()
         if self._updated:
             self._compare()
         elif self._sample and self._sample == self._look():
@@ -87,16 +95,18 @@ class Overwrites:
         self._updated = self._copies() if self._weights else []
 
     @torch.no_grad()
-    def size(self) -> torch.Tensor | None:
-        """The norm of all matrices, on their device; None where a tensor is not of the usual kind."""
-        matrices = [tensor for tensor in self._living() if tensor.dim() > 1]
+    def sizes(self) -> torch.Tensor | None:
+        """The norms of the matrices, on their device; None where a tensor is not of the usual kind."""
+        matrices = self.matrices()
         if not matrices or not all(map(_is_plain, matrices)):
             return None
         if matrices[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         norms = [tensor.norm().to(matrices[0].device, torch.float32) for tensor in matrices]
-        whole: torch.Tensor = torch.stack(norms).norm()
-        return whole
+        return torch.stack(norms)
+
+    def matrices(self) -> list[torch.Tensor]:
+        return [tensor for tensor in self._living() if tensor.dim() > 1]
 
     def _living(self) -> list[torch.Tensor]:
         return [tensor for reference in self._tensors if (tensor := reference()) is not None]
@@ -118,7 +128,7 @@ class Overwrites:
         return [tensor.detach().clone() for tensor in tensors]
 
     def _compare(self) -> None:
-        """All weights before and after the last update with what they are before this one."""
+        """Compare all weights before and after the last update with their values before this update."""
         cycle = _undone(self._weights, self._updated, self._living())
         self._weights, self._updated = [], []
         if cycle is None:

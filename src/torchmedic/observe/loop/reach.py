@@ -30,6 +30,7 @@ class Reached(NamedTuple):
     reference: weakref.ref[torch.Tensor]
     writes: int
     step: int
+    shape: torch.Size
 
 
 class Ownerless:
@@ -66,6 +67,7 @@ class Reach:
         self.walks = 0
         self.ownerless: dict[int, Ownerless] = {}
         self.bare: dict[int, Ownerless] = {}  # parameters that are not weights of layers, in no optimizer either
+        self._gone: list[Ownerless] = []  # whose identity another parameter has now
         self.reached_owned = False  # some loss reached a tensor that an optimizer had
         self.reached_data = False  # some loss reached a leaf that is no parameter, as an input of an attack
         self.new_leaves: list[int] = []  # by walk: leaves that no optimizer had; 0 where one of them was known before
@@ -90,7 +92,8 @@ class Reach:
                 leaves.append(leaf)
             if isinstance(leaf, torch.nn.Parameter):
                 if id(leaf) not in self.found:
-                    self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step)
+                    self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step, leaf.shape)
+                self._forget_namesake(leaf)
                 if id(leaf) not in owned and id(leaf) not in self.ownerless and id(leaf) not in self.bare:
                     lost.add(id(leaf))
         self.complete &= len(seen) < _MAX_NODES
@@ -98,6 +101,16 @@ class Reach:
         if lost and owned:
             is_foreign = not any(id(leaf) in owned for leaf in leaves)
             self._remember(starts, lost, owned, step, is_foreign=is_foreign)
+
+    def _forget_namesake(self, leaf: torch.Tensor) -> None:
+        for known in (self.ownerless, self.bare):
+            if id(leaf) in known and known[id(leaf)].reference() is not leaf:
+                self._gone.append(known.pop(id(leaf)))
+
+    def short_lived(self) -> list[Ownerless]:
+        """Parameters behind trained layers that no optimizer had and that are gone: they were made for one step."""
+        known = [*self._gone, *self.ownerless.values(), *self.bare.values()]
+        return [each for each in known if each.is_between and each.reference() is None]
 
     def _note_leaves(self, leaves: list[torch.Tensor], owned: set[int]) -> None:
         self.reached_owned = self.reached_owned or any(id(leaf) in owned for leaf in leaves)

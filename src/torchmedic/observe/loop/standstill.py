@@ -18,6 +18,7 @@ import torch
 from torchmedic.contained import contained
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.loop.weight_samples import Sample, counts_of, samples_of
+from torchmedic.source.spots import Place
 
 _NEVER = 1 << 62
 _FIRST_LOOKS = (1, 4, 20, 36, 60)  # steps
@@ -28,6 +29,7 @@ _MIN_UPDATES = 12  # between the copy and the look that decides
 _MAX_COPIES = 8  # times that weights are copied, as in a long warm-up
 MAX_DEAD_SHARE = 1e-4  # of the largest rate, with which nothing is learned any more
 _MAX_SMALL_SHARE = 0.1  # of the rate with which an optimizer was built
+MAX_PLAIN_RATE = 0.1  # a factor that is as large may be meant as one
 DOUBTFUL_CHANGE = 1e-6  # of weights, per update: a million updates change them as a whole
 _COUNTS = 5  # numbers per tensor
 
@@ -72,6 +74,17 @@ class Moves(NamedTuple):
         return max(changes, default=math.inf) / max(1, self.until - self.since)
 
 
+class Warming(NamedTuple):
+    """What the end of a run may need to know of a rate that rises."""
+
+    cause: Place
+    update: Place
+    optimizer: int
+    meant: float  # the rate with which the optimizer was built
+    length: int  # of a schedule of one cycle, in moves; 0 where there is none
+    moves: int  # of this schedule
+
+
 class _Pending(NamedTuple):
     """Counts that are on their way to the host."""
 
@@ -87,6 +100,7 @@ class Steady:
         self.reference = weakref.ref(optimizer)
         self.rates: list[Rate] = []
         self.moves: Moves | None = None
+        self.warming: Warming | None = None
         self.is_decided = False
         self.has_judged_moves = self.has_judged_rates = False  # there is a finding: it is made once
         self._graded = 0  # parameters that had a gradient at the look before
@@ -210,6 +224,8 @@ class Standstill:
         self._look_anew = look_anew
         self.due = _NEVER  # the step of the next look; read by the hooks
         self.watched: dict[int, Steady] = {}
+        self.updates = 0  # of the whole run, known at its end
+        self.is_loss_still = False  # at the end
         self._open = 0  # the step at which the present look began
         self._seen: set[int] = set()  # optimizers that this look has seen
 
@@ -235,8 +251,9 @@ class Standstill:
         if step >= self._open + _OPEN_STEPS or len(self._seen) >= len(self.watched) == 1:
             self._close(step)
 
-    def ending(self, step: int) -> None:
+    def ending(self, step: int, *, is_loss_still: bool = False) -> None:
         """The run ends after this many steps: the last rates are the present ones."""
+        self.updates, self.is_loss_still = step, is_loss_still
         for known in self.watched.values():
             rates = _rates(known.reference())
             if rates and known.rates and step > known.rates[-1].step:

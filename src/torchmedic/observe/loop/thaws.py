@@ -38,7 +38,7 @@ class Thaws:
         return is_due and bool(self.idle(owned))
 
     def idle(self, owned: set[int]) -> list[tuple[torch.Tensor, Thawed]]:
-        """Those that have gradients, no optimizer, and the same values since."""
+        """The parameters that have a gradient and no optimizer, and have kept their values since they were thawed."""
         known = [(tensor, each) for each in self._thawed.values() if (tensor := each.reference()) is not None]
         return [
             (tensor, each)

@@ -12,7 +12,7 @@ _MAX_ELEMENTS = 1 << 16  # elements of a gradient that are measured
 
 
 class State(NamedTuple):
-    """The gradients' own numbers (0 for none), how often these were written to, a number for writes to weights."""
+    """The number of each gradient (0 for none, a new number for a new tensor), and numbers that change with writes."""
 
     gradient: tuple[int, ...]
     writes: tuple[int, ...]

@@ -21,6 +21,7 @@ _ABSURD = 1e18  # a loss that is lost whatever the first ones were
 _FAR = 8.0  # times the lowest level that the loss has had
 _FAR_OF_FIRST = 0.5  # of the first loss: all that was learned is lost
 _FAR_BELOW_ZERO = 8.0  # times the size of the first loss
+_STILL = 0.02  # of the first losses
 _DIP = 1  # updates with a far loss that one with an ordinary loss outweighs: most of the losses must be far
 
 
@@ -31,6 +32,7 @@ class LossTrend:
         self.usual = abs(loss)
         self.lost = 0  # updates in a row whose loss was far beyond the first ones
         self.far = 0  # updates with a loss far from its earlier level, for as long as most of the losses are
+        self.stuck = 0  # updates with a loss above the first, most of the losses since a rise at the very beginning
         self._first = [loss]
         self._lowest = abs(loss)  # usual size so far
         self.limit = inf  # a larger loss is far beyond the first ones
@@ -45,8 +47,20 @@ class LossTrend:
             self._first.append(loss)
             self.limit = min(max(_LOST_SIZE, _LOST * min(map(abs, self._first))), _ABSURD)
         self.lost = self.lost + 1 if size > self.limit else 0
+        self.stuck = self.stuck + 1 if self._is_stuck(loss) else max(0, self.stuck - _DIP)
         self.far = self.far + 1 if self._is_far(loss) else max(0, self.far - _DIP)
         return rises
+
+    @property
+    def is_still(self) -> bool:
+        """Whether the loss has neither risen nor fallen since the first ones."""
+        first = sum(map(abs, self._first)) / len(self._first)
+        return abs(self.usual - first) <= _STILL * first
+
+    def _is_stuck(self, loss: float) -> bool:
+        """Whether the first updates have made the loss many times larger, and a loss is not below the first since."""
+        first = self._first[0]
+        return len(self._first) == _FIRST_LOSSES and max(self._first) > RISE * first > 0 and loss >= first
 
     def _is_far(self, loss: float) -> bool:
         """Whether a loss is far above its lowest level and its beginning, or far below zero."""

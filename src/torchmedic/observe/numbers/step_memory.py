@@ -42,6 +42,7 @@ _MAX_TRENDS = 16
 _UPDATES_OF_LOST_TRAINING = 6  # in a row
 _UPDATES_OF_LOST_BELOW_ZERO = 12  # in a row: a loss that falls does so slowly, and no overflow is near
 _UPDATES_OF_FAR_LOSS = 48  # after which training is not expected to recover
+_UPDATES_PER_STUCK = 2  # a loss that the first updates have raised comes back more slowly
 
 
 class StepMemory:
@@ -90,6 +91,11 @@ class StepMemory:
     def is_away(self) -> bool:
         """Whether a loss is far from its earlier level now: what the layers do follows from that."""
         return any(trend.far or trend.lost for trend in self._trends.values())
+
+    @property
+    def is_still(self) -> bool:
+        """Whether the loss, the only one, is where it was at first."""
+        return [trend.is_still for trend in self._trends.values()] == [True]
 
     def oldest_copy(self) -> Copy | None:
         """The weights of the longest time ago, whether or not the updates since then can be run again."""
@@ -205,7 +211,7 @@ class StepMemory:
         ceiling = RISE * trend.usual
         is_alone = len(self._trends) == 1 or loss < 0  # a loss of several may rise because another falls, as of a GAN
         if is_alone and not self.is_far:
-            self._note_far(trend.far)
+            self._note_far(max(trend.far, trend.stuck // _UPDATES_PER_STUCK))
             ceiling *= not (trend.far or self._jumps.updates_left)  # 0: every loss is looked at
         if ceiling > self.ceiling or is_alone:
             self.ceiling = min(ceiling, trend.limit)

@@ -24,7 +24,7 @@ from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
 from torchmedic.observe.ranks.underway import Underway
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
-from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import RankFacts, WeightSample
 from torchmedic.runfolder.files import RANK_FACTS, write_atomically
@@ -156,7 +156,8 @@ class FactsOfRank:
                 items = self._items() if self._has_loader else ()
                 self._change(items=items, sampler=sampler, loading=line)
             self._change(batches=(*self._facts.batches, fingerprint))
-            self._write_if(len(self._facts.batches) == _MAX_BATCHES)
+            if len(self._facts.batches) == _MAX_BATCHES:
+                self._write()
         self._look_at_order()
         self._count_exchanges()
         if self.updates >= self._next_sample:
@@ -207,8 +208,7 @@ class FactsOfRank:
     def _choose(self, optimizer: Any, frame: FrameType) -> None:
         plain = [
             tensor
-            for group in optimizer.param_groups
-            for tensor in group["params"]
+            for tensor in parameters_of(optimizer)
             if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.numel() and tensor.is_floating_point()
         ]
         every = max(1, -(-len(plain) // _MAX_WEIGHTS))
@@ -246,10 +246,6 @@ class FactsOfRank:
 
     def _change(self, **changes: Any) -> None:
         self._facts = msgspec.structs.replace(self._facts, **changes)
-
-    def _write_if(self, due: bool) -> None:
-        if due:
-            self._write()
 
     def _write(self) -> None:
         write_atomically(self._path, msgspec.json.encode(self._facts))

@@ -72,9 +72,7 @@ class StoreMail:
 
 def _exchange(store: Any, run: Path, log: RankLog, fate: Fate) -> None:
     sent = msgspec.structs.replace(
-        log,
-        calls=log.calls[-_MAX_CALLS:],
-        dropped=log.dropped + max(0, len(log.calls) - _MAX_CALLS),
+        log, calls=log.calls[-_MAX_CALLS:], dropped=log.dropped + max(0, len(log.calls) - _MAX_CALLS)
     )
     letter = RemoteRank(log=sent, folder=str(working_folder()), fate=fate, time=time.time())
     store.set(f"{_KEY}{log.rank}", zlib.compress(msgspec.json.encode(letter)))

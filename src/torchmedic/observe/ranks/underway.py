@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import StackFrame
 from torchmedic.source.user_code import user_frame
 
@@ -39,6 +40,6 @@ class Underway:
         self._begun.clear()
         if not pending:
             return None
-        weights = (each for group in optimizer.param_groups for each in group["params"])
-        gradients = {each.grad.data_ptr() for each in weights if each.grad is not None and each.grad.is_cpu}
+        given = (each.grad for each in parameters_of(optimizer))
+        gradients = {each.data_ptr() for each in given if each is not None and each.is_cpu}
         return next((line for places, line in pending if not gradients.isdisjoint(places)), None)

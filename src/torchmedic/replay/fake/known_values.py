@@ -31,7 +31,7 @@ def keeps_values(func: Any, args: Any, kwargs: Any) -> bool:
     return (
         bool(tensors)
         and _is_harmless(func, kwargs)
-        and all(_is_small_index(each, "cpu") for each in tensors)
+        and all(_is_small_index(each) for each in tensors)
         and _stays_small(func, tensors)
     )
 
@@ -77,8 +77,8 @@ def _is_index(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= _MAX_ELEMENTS
 
 
-def _is_small_index(tensor: torch.Tensor, device: str) -> bool:
-    return not isinstance(tensor, FakeTensor) and tensor.device.type == device and _is_index(tensor)
+def _is_small_index(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and tensor.is_cpu and _is_index(tensor)
 
 
 def _is_known(tensor: torch.Tensor) -> bool:

@@ -180,7 +180,8 @@ class Walk:
         size = getattr(value, "nbytes", None)
         if type(size) is int and hasattr(value, "flags") and size <= _MAX_ARRAY_BYTES:
             self._array_bytes += size
-            if value.flags.writeable and self._array_bytes <= _MAX_ALL_ARRAY_BYTES:
+            inside = value.flags.forc or type(value.base) is type(value)  # `as_strided` may show memory of others
+            if inside and value.flags.writeable and self._array_bytes <= _MAX_ALL_ARRAY_BYTES:
                 self.records.append(array(value))
 
 

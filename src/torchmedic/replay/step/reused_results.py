@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchmedic.observe.step.tensors import tensors_in
-from torchmedic.source.assignments import names_written
+from torchmedic.source.assignments import names_written, targets_of
 from torchmedic.source.syntax import calls_in
 from torchmedic.source.user_code import is_user_file
 
@@ -42,8 +42,11 @@ def reusable_result(
 
 
 def _plain_targets(statement: ast.Assign | ast.AnnAssign) -> list[str]:
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    flat = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    flat = [
+        part
+        for target in targets_of(statement)
+        for part in (target.elts if isinstance(target, ast.Tuple) else [target])
+    ]
     return [part.id for part in flat if isinstance(part, ast.Name)] if all(map(_is_name, flat)) else []
 
 

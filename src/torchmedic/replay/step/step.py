@@ -19,8 +19,8 @@ from torchmedic.source.segment.cut import CannotCut, Segment, cut, loops_around,
 from torchmedic.source.syntax import is_module, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
-# Files of those that start processes and look after them: to run such a call again would start them again.
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+# Files of those that start processes and look after them: to run such a call again would start them again.
 _LAUNCHERS = (
     "torch/distributed/elastic",
     "torch/distributed/run.py",

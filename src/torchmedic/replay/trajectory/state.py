@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.observe.numbers.windows import Copy, cloned
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.isolation.torch_state import muted, set_version
 
 _GROWN = 10.0  # times the largest weight of then
@@ -84,7 +85,7 @@ def rewound(copy: Copy, *, with_state: bool = True) -> Iterator[None]:
             optimizer = held.optimizer()
             if optimizer is not None:
                 _set_aside(stack, optimizer)
-                parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+                parameters = parameters_of(optimizer)
                 optimizer.state = defaultdict(dict)
                 for index, values in held.state.items():
                     if with_state and index < len(parameters):
@@ -129,7 +130,7 @@ def update(
         evaluate: Gives the loss and the gradients for other weights, for an optimizer that asks for them (LBFGS).
         momenta: The momentum or the betas of every group.
     """
-    own = {id(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
+    own = {id(tensor): tensor for tensor in parameters_of(optimizer)}
     for at, group in enumerate(optimizer.param_groups):
         rate = rates[at] if at < len(rates) else None
         if rate is not None:

@@ -128,7 +128,7 @@ WAYS: tuple[Way, ...] = (
 
 @contextlib.contextmanager
 def unscaled() -> Iterator[None]:
-    """Leave the factor of a GradScaler out: the updates were made with gradients that it had been taken from again."""
+    """Leave the factor of a GradScaler out: the recorded updates used unscaled gradients."""
     with replaced(GradScaler, "scale", lambda scaler, outputs: outputs):
         yield
 

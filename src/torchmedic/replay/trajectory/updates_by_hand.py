@@ -126,7 +126,7 @@ def damped(factor: float) -> Iterator[None]:
 
 
 def inner_update(played: ReplayResult, scope: Microscope) -> Op | None:
-    """The first operation that adds gradients of `torch.autograd.grad` to what they are the gradients of.
+    """The first operation that adds a gradient of `torch.autograd.grad` to the tensor of this gradient.
 
     Args:
         played: A replay that ended in another backward call than the inner ones.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.records import Location, Role
+from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import (
     _built_in_class,
@@ -158,15 +158,13 @@ class _Made(NamedTuple):
     function: str  # that it stands in
 
 
-def constructed_at(
-    role: Role, kind: type, numbers: tuple[int, ...], built: Location | None, label: str
-) -> Location | None:
+def constructed_at(kind: type, numbers: tuple[int, ...], built: Location | None, label: str) -> Location | None:
     """The one call that can have built a layer; None where several can."""
     fitting = [each for each in _calls_of(kind.__name__) if _fits(each.call, numbers)]
     here = [each for each in fitting if built is not None and _is_at(each, built)]
     if len(here) == 1:
-        return node_location(role, here[0].file, here[0].call, label)
-    return node_location(role, fitting[0].file, fitting[0].call, label) if len(fitting) == 1 else None
+        return node_location("cause", here[0].file, here[0].call, label)
+    return node_location("cause", fitting[0].file, fitting[0].call, label) if len(fitting) == 1 else None
 
 
 def _in_helper(built: Location, name: str, label: str) -> Location | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import gc
+import math
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -13,15 +15,15 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchmedic.records import Location, Role
+from torchmedic.source.assignments import items_written
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
-from torchmedic.source.lookup.schedule_functions import returning_line
+from torchmedic.source.lookup.named_numbers import is_number, written_at
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
 from torchmedic.source.user_variables import loaded_files, user_trees
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_RATE_NAMES = ("lr", "learning_rate", "rate", "eta", "alpha", "step_size")  # that a variable may have, or end with
 
 
 class Construction(NamedTuple):
@@ -71,7 +73,7 @@ def built_at(
     """
     if by is not None:
         file = by.code.co_filename
-        written = _written_at(value) if value is not None else None
+        written = written_at(value) if value is not None else None
         if not by.is_direct and written is not None:
             return node_location(role, *written, label)
         line, end_line, column, end_column = position_of(by.code, by.lasti)
@@ -87,13 +89,10 @@ def built_at(
     name = type(optimizer).__name__
     for file in _files(frames):
         tree = syntax_tree(file)
-        calls = [
-            node
-            for node in nodes_in(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
-        ]
-        if len(calls) > 1:
-            calls = _of_this_one(frames, calls, tree, optimizer) or calls
+        every = [node for node in nodes_in(tree) if isinstance(node, ast.Call)]
+        calls = [call for call in every if ast.unparse(call.func).split(".")[-1] == name]
+        if len(calls) != 1:
+            calls = _of_this_one(frames, calls or every, tree, optimizer) or calls
         if len(calls) == 1:
             return node_location(role, file, _value_in(calls[0], value) or calls[0], label)
     return None
@@ -128,20 +127,6 @@ def chosen_at(built: Place, caller: Place | None, left_out: Iterable[str] = ()) 
     return caller if is_all_given else built
 
 
-def value_written_at(
-    value: float, cause: Location | None, label: str, role: Role = "origin", *, any_name: bool = False
-) -> Location | None:
-    """The only named number in the user's files with a value; None where the cause shows it already.
-
-    The name must be that of a learning rate, unless any will do.
-    """
-    found = _written_at(value, any_name=any_name)
-    origin = node_location(role, *found, label) if found is not None else None
-    if origin is None or (cause is not None and (origin.file, origin.line) == (cause.file, cause.line)):
-        return None
-    return origin
-
-
 def _files(frames: list[Frame]) -> list[str]:
     """The user's files that are on the stack, the innermost first, then the others that are imported."""
     live = [frame.file for frame in reversed(frames) if frame.is_user]
@@ -150,7 +135,7 @@ def _files(frames: list[Frame]) -> list[str]:
 
 def _value_in(call: ast.AST, value: float | None) -> ast.AST | None:
     """The number inside a call, where it is there once."""
-    found = [node for node in ast.walk(call) if value is not None and _is_number(node, value)]
+    found = [node for node in ast.walk(call) if value is not None and is_number(node, value)]
     return found[0] if len(found) == 1 else None
 
 
@@ -172,60 +157,15 @@ def _group_of(optimizer: Any, group: int | None, call: ast.AST) -> tuple[str, as
     return (groups[0][0], groups[0][1][group]) if len(groups) == 1 else None
 
 
-def _is_number(node: ast.AST | None, value: float) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _is_number(node.operand, -value)
-    return (
-        isinstance(node, ast.Constant)
-        and type(node.value) is not bool
-        and isinstance(node.value, int | float)
-        and node.value == value
-    )
-
-
-def _written_at(value: float, *, any_name: bool = False) -> tuple[str, ast.AST] | None:
-    """The only named number in the user's files with this value; most often the name must be that of a rate."""
-    found = [
-        (file, node)
-        for file in _files([])
-        for name, node in _named_values(syntax_tree(file))
-        if node is not None and _is_number(node, value) and (any_name or _names_rate(name))
-    ]
-    return found[0] if len(found) == 1 else None
-
-
-def _names_rate(name: str) -> bool:
-    """`lr`, `base_lr`, `lr_critic`, `learning_rates`."""
-    plain = name.lower().rstrip("s")
-    return plain.endswith(_RATE_NAMES) or any(plain.startswith(f"{each}_") for each in _RATE_NAMES)
-
-
-def _named_values(tree: ast.AST | None) -> Iterator[tuple[str, ast.AST | None]]:
-    """Values with their names: keyword arguments, defaults, entries of dicts, assignments."""
-    for node in nodes_in(tree):
-        match node:
-            case ast.Call(args=[ast.Constant(value=str() as name), *_], keywords=keywords):
-                yield from ((name if each.arg == "default" else each.arg or "", each.value) for each in keywords)
-            case ast.Call(keywords=keywords):
-                yield from ((each.arg or "", each.value) for each in keywords)
-            case ast.Dict(keys=keys, values=values):
-                named = zip(keys, values, strict=True)
-                yield from ((str(key.value), value) for key, value in named if isinstance(key, ast.Constant))
-            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-                yield from ((ast.unparse(each), value) for each, value in zip(targets, values, strict=False))
-            case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
-                yield ast.unparse(target).rpartition(".")[2], value
-            case _ if isinstance(node, FUNCTIONS):
-                given = node.args
-                plain = [*given.posonlyargs, *given.args]
-                pairs = zip([each.arg for each in plain[::-1]], given.defaults[::-1], strict=False)
-                yield from pairs
-                yield from zip([each.arg for each in given.kwonlyargs], given.kw_defaults, strict=True)
-
-
 def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimizer: Any) -> list[ast.Call]:
     """The calls whose result is assigned to a name that holds the optimizer."""
-    names = {name for frame in frames if frame.is_user for name, value in frame.variables.items() if value is optimizer}
+    names = {
+        name
+        for frame in frames
+        if frame.is_user
+        for name, value in frame.variables.items()
+        if value is optimizer or _wrapped(value) is optimizer
+    }
     for frame in frames:
         owner = frame.variables.get("self") if frame.is_user else None
         names |= {
@@ -238,6 +178,12 @@ def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimize
         for call in calls
         if call is node.value
     ]
+
+
+def _wrapped(value: Any) -> Any:
+    """The schedule in the wrapper that accelerate puts around it."""
+    is_wrapper = type(value).__module__.startswith("accelerate.")
+    return getattr(value, "__dict__", {}).get("scheduler") if is_wrapper else None
 
 
 def rate_set_at(
@@ -266,16 +212,21 @@ def rate_set_at(
     return built_at(frames, optimizer, role, label, by=by, value=value, group=group)
 
 
+def rate_given_at(
+    frames: list[Frame], optimizer: Any, rate: float, *, by: Construction | None = None, group: int | None = None
+) -> Location | None:
+    """The cause of a learning rate: the construction of the optimizer, or a schedule that went above that."""
+    label = f"the learning rate is {rate:.6g}"
+    given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
+    is_built = any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
+    find = built_at if is_built else rate_set_at
+    return find(frames, optimizer, "cause", label, by=by, value=rate, group=group)
+
+
 def setting_assigned_at(frames: list[Frame], name: str, role: Role, label: str) -> Location | None:
     """The only assignment to a setting of the groups of an optimizer: `group["lr"] = ...`."""
     for file in _files(frames):
-        made = [
-            node
-            for node in nodes_in(syntax_tree(file))
-            if isinstance(node, ast.Assign | ast.AugAssign)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Subscript) and ast.unparse(target.slice) == repr(name)
-        ]
+        made = [node for node, item in items_written(syntax_tree(file)) if ast.unparse(item.slice) == repr(name)]
         if len(made) == 1:
             return node_location(role, file, made[0], label)
     return None
@@ -302,3 +253,33 @@ def advanced_at(frames: list[Frame], schedule: Any, caller: Place) -> Place:
                     return Place(file, value.lineno)
     built = built_at(frames, schedule, "cause", "")
     return Place(built.file, built.line) if built is not None else caller
+
+
+_MAX_EPOCHS = 200  # before the present one that a function is asked about
+
+
+def returning_line(function: Any, scheduler: Any, rate: float | None) -> int:
+    """The line of a schedule's function that returned a rate; its last line where that is not found."""
+    code: CodeType = function.__code__
+    returned = code.co_firstlineno
+
+    def follow(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal returned
+        if event == "return" and frame.f_code is code:
+            returned = frame.f_lineno
+        return follow if frame.f_code is code else None
+
+    bases = getattr(scheduler, "base_lrs", ())
+    last = getattr(scheduler, "last_epoch", 0)
+    before = sys.gettrace()
+    sys.settrace(follow)
+    try:
+        for epoch in range(last, max(-1, last - _MAX_EPOCHS), -1):
+            factor = float(function(epoch))
+            if rate is not None and any(math.isclose(base * factor, rate, rel_tol=1e-4) for base in bases):
+                return returned
+    except Exception:
+        pass  # a function of the script that cannot be asked about another epoch
+    finally:
+        sys.settrace(before)
+    return max((line for *_, line in code.co_lines() if line is not None), default=code.co_firstlineno)

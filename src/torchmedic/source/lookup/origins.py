@@ -9,21 +9,10 @@ from typing import Any
 import torch
 
 from torchmedic.records import Location, Role
-from torchmedic.source.bindings import (
-    ENTRY,
-    assignments,
-    binds,
-    header,
-    own_statements,
-    parameters,
-)
+from torchmedic.source.bindings import ENTRY, assignments, binds, header, own_statements, parameters
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, raising_call, read
-from torchmedic.source.lookup.layer_construction import (
-    class_nodes,
-    is_attribute_of,
-    own_names,
-)
+from torchmedic.source.lookup.layer_construction import class_nodes, is_attribute_of, own_names
 from torchmedic.source.lookup.safe_eval import mangled
 
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")

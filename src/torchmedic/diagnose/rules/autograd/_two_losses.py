@@ -69,7 +69,7 @@ def for_others(begin: Callable[[str], Draft], losses: TwoLosses) -> Draft | None
             why = f"the {whose} backward also goes through `{name}`, and updates nothing behind it"
             draft = begin(why)
             draft.at(spot.location("cause", f"`{name}` is taken in with its graph"))
-            draft.at(first.spot.location("origin", "freed here") if first.spot is not None else None)
+            draft.mark(first.spot, "origin", "freed here")
             return draft.treat(treated)
     return None
 

@@ -33,11 +33,7 @@ from torchmedic.source.user_variables import user_trees
 def check(evidence: RaisedEvidence) -> Draft | None:
     if not any(frame.file.endswith("grad_scaler.py") for frame in evidence.library_frames):
         return None
-    for find in (_repeated, _no_gradients, _low_precision):
-        draft = find(evidence)
-        if draft is not None:
-            return draft
-    return None
+    return _repeated(evidence) or _no_gradients(evidence) or _low_precision(evidence)
 
 
 def _repeated(evidence: RaisedEvidence) -> Draft | None:

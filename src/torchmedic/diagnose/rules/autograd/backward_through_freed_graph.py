@@ -53,11 +53,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = _replayed(failure) if failure.engine is not None else None
     if draft is None:
         draft = check.draft(evidence, "likely", _MESSAGE, "torch found that the saved values of a node are gone")
-        draft.at(failure.caller.location("cause", "the second backward") if failure.caller is not None else None)
+        draft.mark(failure.caller, "cause", "the second backward")
         draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
         draft.help("detach what is carried over from earlier steps, or add the losses up before one backward")
-    elif failure.caller is not None:
-        draft.at(failure.caller.location("surfaced", "the second time, here"))
+    else:
+        draft.mark(failure.caller, "surfaced", "the second time, here")
     return draft
 
 

@@ -68,8 +68,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft.cause = "what a hook returns takes the place of the gradient, so it must be one of the same shape, or `None`"
     place = _returned(hook, line) if hook is not None else None
     draft.at(place)
-    if failure.caller is not None:
-        draft.at(failure.caller.location("surfaced" if place is not None else "cause", "the hook is called from here"))
+    draft.mark(failure.caller, "surfaced" if place is not None else "cause", "the hook is called from here")
     return draft.help("return `None` from a hook that only looks, else a gradient of the same shape, dtype and device")
 
 

@@ -51,18 +51,17 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if found is not None:
         checkpoint, first = found
         _place(draft, first)
-        draft.at(checkpoint.spot.location("origin", "checkpointed here") if checkpoint.spot is not None else None)
+        draft.mark(checkpoint.spot, "origin", "checkpointed here")
         draft.because(f"replayed: call {_number(checkpoint, first)} of the function was the first to differ")
     else:
         spots = [call.spot for call in calls if call.spot is not None]
         if spots:
             draft.at(spots[-1].location("cause", "the function that is checkpointed here"))
-        elif failure.caller is not None:
-            draft.at(failure.caller.location("cause", "noticed here"))
+        else:
+            draft.mark(failure.caller, "cause", "noticed here")
         draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
         draft.because("\n".join(evidence.message.splitlines()[:4])[:300])
-    if failure.caller is not None:
-        draft.at(failure.caller.location("surfaced", "computed again here"))
+    draft.mark(failure.caller, "surfaced", "computed again here")
     return draft.help(
         "make the function depend on its inputs alone: decide before the checkpoint, and pass the decision in"
     )

@@ -56,8 +56,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         f"the backward of `{node}` reads back what the forward pass saved, but that memory was written to afterwards"
     )
     draft.at(*_places(failure, found))
-    if failure.caller is not None:
-        draft.at(failure.caller.location("surfaced", "noticed here"))
+    draft.mark(failure.caller, "surfaced", "noticed here")
     times = "once" if len(written) == 1 else f"{len(written)} times, first"
     draft.because(f"replayed: after the save the memory was written to {times} by `{first.name}`")
     if _is_weight(failure, saved):
@@ -181,8 +180,7 @@ def _without_replay(evidence: RaisedEvidence, failure: BackwardFailure) -> Draft
     if len(suspects) == 1:
         file, node = suspects[0]
         draft.at(node_location("cause", file, node, "the only write in place that fits"))
-        if failure.caller is not None:
-            draft.at(failure.caller.location("surfaced", "noticed here"))
+        draft.mark(failure.caller, "surfaced", "noticed here")
     elif failure.caller is not None:
         draft.at(failure.caller.location("cause", "noticed here; the write is earlier"))
         draft.at(*(node_location("writer", file, node, "writes in place") for file, node in suspects[:3]))

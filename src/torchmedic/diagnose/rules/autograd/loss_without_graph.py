@@ -25,12 +25,7 @@ from torchmedic.diagnose.rules.autograd._grad_mode import gradients_always_on, w
 from torchmedic.diagnose.words.tensors import dtype, shape
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.evidence.frozen_parameters import (
-    leaves_in_reach,
-    never_trainable,
-    parameters_in_reach,
-    unfrozen,
-)
+from torchmedic.evidence.frozen_parameters import leaves_in_reach, never_trainable, parameters_in_reach, unfrozen
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Location, Treatment
 from torchmedic.replay.isolation.outside_world import Refused
@@ -73,8 +68,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return _nothing_found(evidence, failure)
     draft = check.draft(evidence, "proven" if finding.is_proven else "likely", _MESSAGE, finding.why)
     draft.at(finding.location, *finding.others)
-    if failure.caller is not None:
-        draft.at(failure.caller.location("surfaced", "backward has nothing to go back through"))
+    draft.mark(failure.caller, "surfaced", "backward has nothing to go back through")
     draft.because(*finding.facts)
     treated = finding.treatment()
     return draft.treat(treated, otherwise=finding.advice)
@@ -292,7 +286,6 @@ def _has_trainable(failure: BackwardFailure) -> bool:
 def _nothing_found(evidence: RaisedEvidence, failure: BackwardFailure) -> Draft:
     cause = "nothing that the loss was computed from requires a gradient"
     draft = check.draft(evidence, "likely", _MESSAGE, cause)
-    if failure.caller is not None:
-        draft.at(failure.caller.location("cause", "backward has nothing to go back through"))
+    draft.mark(failure.caller, "cause", "backward has nothing to go back through")
     draft.because(f"the step could not be replayed: {failure.why_not}" if failure.why_not else "")
     return draft.help("check that the loss is computed from the model's output, with gradients on")

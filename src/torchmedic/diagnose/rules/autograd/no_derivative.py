@@ -36,7 +36,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft.cause = f"backward needs the derivative of `{operation}`{of}, and torch does not have it"
     if call is not None and call.spot is not None:
         draft.at(call.spot.location("cause", f"`{operation}` is applied to a tensor that requires a gradient"))
-        draft.at(failure.caller.location("surfaced", "backward fails here") if failure.caller is not None else None)
+        draft.mark(failure.caller, "surfaced", "backward fails here")
     else:
         draft.at(*evidence.at_user_line("cause", "backward fails here" if failure.engine is not None else ""))
     return draft.help(

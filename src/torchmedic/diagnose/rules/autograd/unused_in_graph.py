@@ -58,7 +58,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         call, why, is_cut = found
         assert call.spot is not None
         draft.at(call.spot.location("cause", why))
-        draft.at(caller.location("surfaced", "asked for here") if caller is not None else None)
+        draft.mark(caller, "surfaced", "asked for here")
         treated = (
             GraphTrials(StepFailure(evidence)).first(uncut(call.spot, call.name), same_loss=False) if is_cut else None
         )

@@ -66,8 +66,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if node is not None:
         draft.at(node_location("cause", node[0], _item(node[1], index) or node[1], f"the gradient of {name}"))
         draft.at(_computed(kind, *node, index))
-    if failure.caller is not None:
-        draft.at(failure.caller.location("surfaced", "noticed here"))
+    draft.mark(failure.caller, "surfaced", "noticed here")
     treated = None
     if node is not None and isinstance(node[1], ast.Return) and found[4] is not None:
         got, wanted = _sizes(found[3]), _sizes(found[4])
@@ -122,9 +121,9 @@ def _of_torch(evidence: RaisedEvidence, failure: BackwardFailure, found: re.Matc
     swapped = _swapped(failure)
     if swapped is not None:
         draft.at(swapped.location("cause", "the tensor is given other data here"))
-        draft.at(failure.caller.location("surfaced", "noticed here") if failure.caller is not None else None)
-    elif failure.caller is not None:
-        draft.at(failure.caller.location("cause", "noticed here"))
+        draft.mark(failure.caller, "surfaced", "noticed here")
+    else:
+        draft.mark(failure.caller, "cause", "noticed here")
     draft.because(evidence.message[:300])
     return draft.help("change the shape of a weight only after backward, and make a new optimizer for it")
 

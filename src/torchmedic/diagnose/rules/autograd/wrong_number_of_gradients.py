@@ -62,8 +62,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     forward = method_node(kind, "forward")
     if forward is not None:
         draft.at(head_location("origin", *forward, f"{expected} inputs"))
-    if failure.caller is not None:
-        draft.at(failure.caller.location("surfaced", "noticed here"))
+    draft.mark(failure.caller, "surfaced", "noticed here")
     treated = None
     if node is not None and last is not None and isinstance(node[1], ast.Return):
         treated = GraphTrials(failure).first(_candidates(node[0], node[1], last, expected))
@@ -104,5 +103,5 @@ def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expe
     draft = check.draft(evidence, "likely")
     draft.message = f"the backward of `{kind}` returned {got} gradients where its forward has {expected} inputs"
     draft.cause = "one gradient is needed per argument of the forward"
-    draft.at(failure.caller.location("cause", "noticed here") if failure.caller is not None else None)
+    draft.mark(failure.caller, "cause", "noticed here")
     return draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")

@@ -21,6 +21,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.checkup._empty_mask import mask_of
+from torchmedic.diagnose.rules.checkup._thrown_weights import blame_rate
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.selections import WEIGHTED
@@ -53,6 +54,7 @@ _KINDS = {
 }
 
 
+_DYING = ("ReluBackward", "SigmoidBackward", "TanhBackward")  # that weights may saturate
 _SAME = 1e-5  # of the norm of a matrix
 _ROUNDING = ("RoundBackward", "FloorBackward", "CeilBackward", "TruncBackward", "SignBackward")
 
@@ -200,6 +202,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, shut: list[Node]) -> Draft:
     size = 1
     for part in gate.shape or ():
         size *= part
+    thrown = blame_rate(check, evidence, graph, gate, f"the {name} {why}") if gate.kind in _DYING else None
+    if thrown is not None:
+        return thrown.at(evidence.backward_call(graph, "surfaced", "every gradient is 0"))
     draft = check.draft(evidence, "proven")
     draft.message = "every gradient is exactly 0, so nothing can learn"
     draft.cause = f"the {name} {why}, and there is no other way from the loss to the weights"

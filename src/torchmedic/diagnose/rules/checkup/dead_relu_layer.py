@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.checkup._thrown_weights import blame_rate
 from torchmedic.diagnose.rules.checkup.all_gradients_zero import shut_gates
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -27,16 +28,11 @@ from torchmedic.observe.checkup.node_births import Site
 
 _MIN_STEPS = 3
 _MIN_UNITS = 4  # a single gate may well be shut
-_FAR_WEIGHTS = 2.0  # times their size: so far the weights were thrown
 
 
 _KINDS = {
     "ReluBackward": ("ReLU", "it gives 0 for every unit and every sample", "all its inputs are negative"),
-    "SigmoidBackward": (
-        "sigmoid",
-        "99 % of its values or more are exactly 0 or 1",
-        "its inputs are too large",
-    ),
+    "SigmoidBackward": ("sigmoid", "99 % of its values or more are exactly 0 or 1", "its inputs are too large"),
     "TanhBackward": ("tanh", "99 % of its values or more are exactly -1 or 1", "its inputs are too large"),
 }
 
@@ -74,19 +70,17 @@ def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Draft:
     shape = list(node.shape or ())
     name, gives, why = _KINDS[node.kind]
     is_relu = node.kind == "ReluBackward"
-    draft = check.draft(evidence, "proven")
-    draft.message = f"a {name} layer is {'dead' if is_relu else 'saturated'}: {gives}"
+    steps = ", ".join(str(graph.step) for graph in seen)
+    what = f"a {name} layer is {'dead' if is_relu else 'saturated'}"
+    so = f"so in each of the steps that were looked at: {steps}"
+    thrown = blame_rate(check, evidence, seen[-1], node, what)
+    if thrown is not None:
+        return thrown.because(so).rated("warning")
+    draft = check.draft(evidence, "proven").because(so)
+    draft.message = f"{what}: {gives}"
     draft.cause = f"{why}, so {'no' if is_relu else 'next to no'} gradient passes and the layers before it do not learn"
     label = f"all values of {shape} are 0" if is_relu else f"values of {shape} at their limits"
     draft.at(evidence.of_node("cause", node, label))
-    steps = ", ".join(str(graph.step) for graph in seen)
-    draft.because(f"so in each of the steps that were looked at: {steps}")
-    distance = evidence.past.distance() if evidence.past is not None else 0.0
-    if distance >= _FAR_WEIGHTS:
-        draft.because(
-            f"a few updates moved the weights by {distance:.3g} times their size: the learning rate is too high"
-        )
-        draft.help("lower the learning rate", safety="changes-training")
     draft.help(
         "check the bias and the scale of the layer before it, or use `leaky_relu` or `gelu`"
         if is_relu

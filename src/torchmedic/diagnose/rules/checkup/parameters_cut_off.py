@@ -2,8 +2,8 @@
 
 What: these parameters require a gradient and are used in the forward pass, but had no gradient in any step. Their
 result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, by
-`sample()` of a distribution where `rsample()` was meant, or by `item()` where a new tensor is made of the number. Or
-they run under `torch.no_grad()`, although they are new layers with random values.
+`sample()` of a distribution where `rsample()` was meant, by `torch.normal`, whose gradient is 0, or by `item()` where a
+new tensor is made of the number. Or they run under `torch.no_grad()`, although they are new layers with random values.
 
 Why: autograd follows only the operations that it has recorded. Parameters before a cut get no gradient; the optimizer
 skips them silently, and they keep their initial values. The rest of the model may still learn, so the loss falls all
@@ -21,6 +21,7 @@ import torch
 
 from torchmedic.diagnose.cures.graph_edits import call_at
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.checkup._random_draws import blocking_draw
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.check_up import CheckUp, spot_of
@@ -39,7 +40,8 @@ _HOW = {"data": "`.data`", "__float__": "`float()`"}
 def check(evidence: CheckUp) -> Diagnosis | Draft | None:
     unreached = evidence.unreached
     if unreached is None:
-        return next(filter(None, (_sampled(evidence, graph) for graph in evidence.graphs)), None)
+        drafts = (_sampled(evidence, graph) or _drawn(evidence, graph) for graph in evidence.graphs)
+        return next(filter(None, drafts), None)
     written = [found for found in unreached.missing if found.is_written()]
     missing = {id(tensor): tensor for found in unreached.missing if (tensor := found.reference()) is not None}
     for found in written:
@@ -82,6 +84,22 @@ def _sampled(evidence: CheckUp, graph: LossGraph) -> Draft | None:
             draft.help("write `rsample()`", safety="changes-training")
             return draft.about(step=graph.step).rated("warning")
     return None
+
+
+def _drawn(evidence: CheckUp, graph: LossGraph) -> Draft | None:
+    found = blocking_draw(evidence, graph)
+    if found is None:
+        return None
+    draw, names = found
+    draft = check.draft(evidence, "likely")
+    draft.message = "the layers that compute a distribution learn nothing from what its sample is used for"
+    draft.cause = "the gradient of `torch.normal` is 0; only another term of the loss reaches these layers"
+    draft.at(evidence.of_node("cause", draw, "no gradient comes through the draw"))
+    draft.because(f"the distribution is computed with {listed([f'`{name}`' for name in names])}")
+    draft.help(
+        "write `mean + std * torch.randn_like(std)`, or `Normal(mean, std).rsample()`", safety="changes-training"
+    )
+    return draft.about(step=graph.step).rated("warning")
 
 
 def _without_gradients(evidence: CheckUp, unreached: Unreached, missing: dict[int, torch.Tensor]) -> Draft | None:

@@ -107,7 +107,9 @@ def _optimizer_state(evidence: RaisedEvidence, found: Misplaced) -> Draft:
 
 def _generator(evidence: RaisedEvidence) -> Draft | None:
     """Random numbers are drawn on the device of their generator, and on no other."""
-    given = next((each for call in evidence.calls for each in call.arguments if _is_generator(each.value)), None)
+    given = next(
+        (each for call in evidence.calls for each in call.arguments if isinstance(each.value, torch.Generator)), None
+    )
     generator = given.value if given is not None else None
     named = re.findall(r"'(\w+)'", evidence.message)
     if not isinstance(generator, torch.Generator) or not named or named[0] == generator.device.type:
@@ -126,10 +128,6 @@ def _generator(evidence: RaisedEvidence) -> Draft | None:
     else:
         draft.help(f'make the generator for the device: `torch.Generator(device="{wanted}")`')
     return draft
-
-
-def _is_generator(value: object) -> bool:
-    return isinstance(value, torch.Generator)
 
 
 def _from_message(evidence: RaisedEvidence) -> Draft | None:

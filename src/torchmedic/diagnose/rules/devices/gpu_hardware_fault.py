@@ -23,8 +23,7 @@ def check(lost: LostDevice) -> Draft | None:
     draft = check.draft(lost, "proven" if lost.health else "likely")
     draft.message = "the GPU reported a fault of its hardware, and the CUDA context is lost"
     draft.cause = lost.fault.words
-    if lost.noticed is not None:
-        draft.at(lost.noticed.location("cause", "the host was notified here; no line of the script is the cause"))
+    draft.mark(lost.noticed, "cause", "the host was notified here; no line of the script is the cause")
     draft.because(*lost.health)
     return draft.help(
         "check the card (`nvidia-smi -q -d ECC,PAGE_RETIREMENT`) and go on from a checkpoint on another one"

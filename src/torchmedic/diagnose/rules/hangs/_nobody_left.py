@@ -45,7 +45,7 @@ def nobody(stall: Stall, waiter: Waiter) -> Silence | None:
     threads = [thread for thread in view.threads if thread is not waiter.python]
     if any(_could(stall, waiter.process, thread) for thread in threads):
         return None
-    facts = [f"{_name(thread)} waits too, at {short(frame)}" for thread in threads if (frame := thread.user_frame)]
+    facts = [f"{named(thread)} waits too, at {short(frame)}" for thread in threads if (frame := thread.user_frame)]
     shared = wanted.shared or any(_is_conduit(stall, waiter.process, thread) for thread in threads)
     others = [each for each in stall.processes if each.pid != waiter.process.pid and each.state not in "ZX"]
     others = [each for each in others if not any(word in " ".join(each.command) for word in _HELPERS)]
@@ -137,5 +137,5 @@ def _handles_signals(process: ProcessView) -> bool:
     return any(process.caught_signals >> (number - 1) & 1 for number in numbers)
 
 
-def _name(thread: PyThread) -> str:
+def named(thread: PyThread) -> str:
     return "the main thread" if thread.main else f"thread `{thread.name}`" if thread.name else f"thread {thread.tid}"

@@ -90,7 +90,7 @@ def _holder(process: ProcessView, view: InsideView | None) -> PyThread | None:
 
 
 def _works(row: ThreadView) -> bool:
-    """And not only waits for a core to ask for the GIL on: of a turn, that takes next to nothing."""
+    """Whether a thread computes. One that only waits for a core to ask for the GIL needs next to nothing per turn."""
     return (row.demand or 0.0) > BUSY and (row.busy or 0.0) > _MIN_WORK_SECONDS_PER_WAKE * (row.wakes or 0.0)
 
 

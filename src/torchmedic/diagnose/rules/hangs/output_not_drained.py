@@ -48,7 +48,7 @@ def writes_into_pipe(wait: FileWait) -> bool:
 
 
 def readers_of(stall: Stall, waiter: Waiter, wait: FileWait) -> list[int]:
-    """The other end; if that is torchmedic, which passes output on, whoever it passes it to and who does not read."""
+    """The processes that should read. Where torchmedic reads and passes the output on, the processes behind it."""
     readers: list[int] = []
     for pid in wait.peers:
         if pid == waiter.process.pid:

@@ -14,7 +14,7 @@ wait for a thread (`join`, `result`, `get`) while holding a lock that it needs.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
-from torchmedic.diagnose.rules.hangs._nobody_left import nobody
+from torchmedic.diagnose.rules.hangs._nobody_left import named, nobody
 from torchmedic.diagnose.rules.hangs._wait_chain import GIVEN, waiter_of
 from torchmedic.diagnose.words.stall import at, lock_at, short, stall_rule
 from torchmedic.records import Role
@@ -27,7 +27,7 @@ def check(stall: Stall) -> Draft | None:
     for view in stall.inside.values():
         cycle = _cycle(view)
         if cycle and not any(_gives_up(stall, view.pid, thread) for thread in cycle):
-            given = next((thread for thread in cycle if not _waits_for_owner(thread, view)), None)
+            given = next((thread for thread in cycle if _owner(thread, view) is None), None)
             if given is None or _is_hopeless(stall, view.pid, given):
                 return _told(stall, cycle, given)
     return None
@@ -61,10 +61,6 @@ def _cycle(view: InsideView) -> list[PyThread]:
             if thread is not None:
                 return path[path.index(thread) :]
     return []
-
-
-def _waits_for_owner(thread: PyThread, view: InsideView) -> bool:
-    return _owner(thread, view) is not None
 
 
 def _owner(thread: PyThread, view: InsideView) -> int | None:
@@ -105,7 +101,7 @@ def _told(stall: Stall, cycle: list[PyThread], given: PyThread | None) -> Draft:
         draft.cause = f"each of {len(cycle)} threads waits for what the next one holds"
         if given is not None:
             draft.message = (
-                f"deadlock: {_name(given)} waits for `{wanted.name}` and holds a lock that another thread needs"
+                f"deadlock: {named(given)} waits for `{wanted.name}` and holds a lock that another thread needs"
             )
             draft.cause = f"each of {len(cycle)} threads waits for the next one, and no other thread can end the wait"
     for thread in cycle:
@@ -114,13 +110,13 @@ def _told(stall: Stall, cycle: list[PyThread], given: PyThread | None) -> Draft:
         if lock is None or frame is None:
             continue
         role: Role = "cause" if thread is first else "origin"
-        draft.at(at(frame, role, f"{_name(thread)} waits for {lock.kind} `{lock.name}`"))
+        draft.at(at(frame, role, f"{named(thread)} waits for {lock.kind} `{lock.name}`"))
         for each in thread.holds:
             if any(other.waits_for is not None and other.waits_for.identity == each.identity for other in cycle):
-                draft.at(lock_at(each, "holder", f"{_name(thread)} took `{each.name}` here and holds it"))
+                draft.at(lock_at(each, "holder", f"{named(thread)} took `{each.name}` here and holds it"))
         held = ", ".join(f"`{each.name}` (line {each.line})" for each in thread.holds)
         also = f" and holds {held}" if held else ""
-        draft.because(f"{_name(thread)}, at {short(frame)}, waits for `{lock.name}`{also}")
+        draft.because(f"{named(thread)}, at {short(frame)}, waits for `{lock.name}`{also}")
     if len(cycle) == 1:
         draft.help("use `threading.RLock()`, which the same thread may take again, or do not take it twice")
     elif given is not None:
@@ -128,7 +124,3 @@ def _told(stall: Stall, cycle: list[PyThread], given: PyThread | None) -> Draft:
     else:
         draft.help("take these locks in the same order everywhere, or release one before waiting for the other")
     return draft
-
-
-def _name(thread: PyThread) -> str:
-    return "the main thread" if thread.main else f"thread `{thread.name}`" if thread.name else f"thread {thread.tid}"

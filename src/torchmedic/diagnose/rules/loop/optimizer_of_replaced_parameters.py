@@ -5,6 +5,9 @@ model that was built or copied again, has other parameters. They get gradients, 
 
 Why: `optimizer = ...(model.parameters())` comes before `model.head = ...`, or before the model was built again.
 
+Or the losses are computed with a copy of the model (`copy.deepcopy`), as in the inner loop of meta-learning: the
+gradients of the copy do not come back to the model.
+
 Cure: build the optimizer after the last change to the model, or add the new parameters with `add_param_group`.
 """
 
@@ -14,7 +17,12 @@ import ast
 
 import msgspec
 
-from torchmedic.detect.loop.incident import OptimizerOfOtherModel, OptimizerOfTwin, ReplacedParameters
+from torchmedic.detect.loop.incident import (
+    OptimizerOfOriginal,
+    OptimizerOfOtherModel,
+    OptimizerOfTwin,
+    ReplacedParameters,
+)
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
@@ -33,6 +41,8 @@ def check(evidence: LoopEvidence) -> Draft | None:
         return _layer(evidence, incident)
     if isinstance(incident, OptimizerOfOtherModel):
         return _model(evidence, incident)
+    if isinstance(incident, OptimizerOfOriginal):
+        return _original(evidence, incident)
     return None
 
 
@@ -62,6 +72,22 @@ def _twin(evidence: LoopEvidence, incident: OptimizerOfTwin) -> Draft:
         f"{count(len(incident.old), 'parameter')} of the optimizer never got a gradient",
     )
     return draft.help("give the optimizer the parameters of the model that is trained", safety="changes-training")
+
+
+def _original(evidence: LoopEvidence, incident: OptimizerOfOriginal) -> Draft:
+    draft = check.draft(evidence, "proven")
+    draft.message = "the optimizer changes nothing: the losses are computed with copies of its model"
+    draft.cause = "gradients are computed for the copies, and none of them comes back to the model itself"
+    draft.at(
+        evidence.at("cause", incident.cause, "a copy with parameters of its own", "deepcopy"),
+        evidence.at("surfaced", incident.update, "finds no gradient", "step"),
+    )
+    draft.because(
+        f"{count(incident.updates, 'update')} had no gradient for any of {count(incident.held, 'parameter')}",
+        "the losses reached parameters of the same shapes, which are gone",
+    )
+    draft.help("compute updated weights from those of the model: `torch.func.functional_call` with `p - rate * grad`")
+    return draft.help("or give the gradients of the copy to the model before `step()`, as first-order MAML does")
 
 
 def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:

@@ -9,7 +9,8 @@ gradient, so the weights stay as they are. The loss stands still, and no error i
 its end may pass 0: with a negative rate every update raises the loss.
 
 A state of an optimizer that is loaded brings its learning rate along. `LambdaLR` multiplies the rate with what its
-function returns. `ReduceLROnPlateau` with `mode="max"` takes a falling loss for a plateau.
+function returns. `ReduceLROnPlateau` with `mode="max"` takes a falling loss for a plateau. A warm-up that is longer
+than the run never comes to its end.
 
 Cure: call `scheduler.step()` once per epoch, or give the schedule its length in updates:
 `epochs * len(loader)`.
@@ -25,6 +26,8 @@ from torchmedic.evidence.loop import LoopEvidence
 
 @loop_rule("TM625", "rate-decayed-to-nothing", RateDecayed)
 def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
+    if incident.reason in ("warming", "per epoch"):
+        return _still_rising(evidence, incident)
     if incident.reason:
         return _by_mistake(evidence, incident)
     schedule = f"`{incident.schedule}`" if incident.schedule else "the loop"
@@ -63,7 +66,7 @@ def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
 
 
 def _by_mistake(evidence: LoopEvidence, incident: RateDecayed) -> Draft:
-    """The rate is small for a reason that lies beside the schedule."""
+    """The rate is small for a reason other than the course of the schedule."""
     draft = check.draft(evidence, "likely" if incident.reason == "falling" else "proven")
     rate, meant = f"{incident.rate:.1e}", f"{incident.first:.1e}"
     if incident.reason == "loaded":
@@ -85,5 +88,28 @@ def _by_mistake(evidence: LoopEvidence, incident: RateDecayed) -> Draft:
     draft.at(evidence.at("cause", incident.cause, label))
     draft.at(evidence.at("surfaced", incident.update, "changes next to nothing", "step"))
     draft.because(f"{count(incident.updates, 'update')} were made with a small learning rate")
+    draft.help(cure, safety="changes-training")
+    return draft.rated("warning")
+
+
+def _still_rising(evidence: LoopEvidence, incident: RateDecayed) -> Draft:
+    """The run is over, and the rate never came near what it was meant to be."""
+    draft = check.draft(evidence, "likely")
+    rate, meant, updates = f"{incident.rate:.1e}", f"{incident.first:.1e}", count(incident.updates, "update")
+    draft.message = f"the learning rate never came near {meant}: it was {rate} after {incident.step} of {updates}"
+    if incident.reason == "per epoch":
+        draft.cause = f"`{incident.schedule}` is as long as the run has updates, and it has moved once per epoch"
+        cure = "have the schedule move after every update"
+    else:
+        draft.cause = "the learning rate rises so slowly that the run ends in the warm-up"
+        cure = "make the warm-up shorter than the run: a few per cent of its updates"
+    draft.at(
+        evidence.at("cause", incident.cause, "how the learning rate rises"),
+        evidence.at("surfaced", incident.update, "makes small updates", "step"),
+    )
+    draft.because(
+        f"the rate has only risen, and is {incident.rate / incident.first:.1%} of {meant}",
+        "" if incident.reason == "per epoch" else "the loss is where it was at first",
+    )
     draft.help(cure, safety="changes-training")
     return draft.rated("warning")

@@ -16,6 +16,7 @@ from torchmedic.detect.loop.incident import UpdatesLost
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.source.lookup.named_numbers import value_written_at
 
 
 @loop_rule("TM626", "updates-lost-in-rounding", UpdatesLost)
@@ -42,6 +43,8 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
             "surfaced", incident.update, "changes next to nothing" if incident.change else "is rounded away", "step"
         ),
     )
+    if incident.clipped_to is not None:
+        draft.at(value_written_at(incident.clipped_to, None, "the bound of the norm", any_name=True))
     still = incident.graded - incident.moved
     draft.because(
         f"at that pace, {1 / incident.change:.1e} updates would change the weights as a whole"

@@ -106,7 +106,7 @@ class HostRefusal:
             draft.at(made.frame.location("cause", "everything that is made here stays in memory until the loop ends"))
             draft.at(*noticed(self.autopsy) if self.autopsy is not None else ())
             draft.because(f"{size(made.gone)} went away when it failed: no name led to what was being collected")
-        elif self.autopsy is not None and (most := most_held(self.autopsy, "cause")) is not None:
+        elif self.autopsy is not None and (most := most_held(self.autopsy)) is not None:
             draft.at(most, differentiated(self.autopsy), *noticed(self.autopsy))
         elif self.evidence.user_frame is not None and self.evidence.user_frame.is_user:
             label = f"{size(self.asked)} asked for here" if self.asked is not None else "refused here"

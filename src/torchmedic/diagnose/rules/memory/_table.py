@@ -89,15 +89,10 @@ def holders(autopsy: Autopsy, most: int = 3) -> list[str]:
     """What the user's names hold beside the headings of the table."""
     total = max(1, autopsy.book.everything + autopsy.book.plain_objects)
     return [
-        f"`{holder.path}`{_function(holder)} holds {size(nbytes)} in {count(number, kind_of(autopsy, holder))}"
+        f"`{holder.path}`{_function(holder)} holds {size(nbytes)} in {count(number, autopsy.book.kind_of(holder))}"
         for holder, nbytes, number in autopsy.holders()[:most]
         if nbytes >= 0.05 * total and nbytes >= 1 << 20
     ]
-
-
-def kind_of(autopsy: Autopsy, holder: Holder) -> str:
-    """The noun for what a name holds: tensor, array, object."""
-    return autopsy.book.kind_of(holder)
 
 
 def _function(holder: Holder) -> str:
@@ -146,23 +141,23 @@ class _Candidate(NamedTuple):
     location: Location
 
 
-def most_held(autopsy: Autopsy, role: Role) -> Location | None:
+def most_held(autopsy: Autopsy) -> Location | None:
     """The line that holds most: that of the failing operation, of saved activations, or that fills a container."""
     label = f"{size(autopsy.asked)} asked for here" if autopsy.asked else "refused here"
-    failing = next(iter(autopsy.evidence.at_user_line(role, label)), None)
+    failing = next(iter(autopsy.evidence.at_user_line("cause", label)), None)
     faint = _MIN_BLAMED_SHARE * (autopsy.book.everything + (autopsy.asked or 0))
     lines = _lines_of_user(autopsy, faint)
     again = [] if lines else _made_again(autopsy)
     here = sum(line.nbytes for line in lines if failing is not None and _is_at(line, failing))
     giant = _giant(autopsy)
     if giant is not None and giant.place.spot is not None and here <= giant.nbytes:
-        return giant.place.spot.location(role, f"{size(giant.nbytes)} made here")
+        return giant.place.spot.location("cause", f"{size(giant.nbytes)} made here")
     candidates: list[_Candidate] = []
     if failing is not None and autopsy.asked and not (autopsy.in_backward and (lines or again)):
         candidates.append(_refused(failing, autopsy.asked, here))
-    candidates += [_saved(line, role) for line in lines[:1]]
-    candidates += [_computed_again(line, role) for line in again[:1]]
-    candidates += _held(autopsy, role, faint)
+    candidates += [_saved(line) for line in lines[:1]]
+    candidates += [_computed_again(line) for line in again[:1]]
+    candidates += _held(autopsy, faint)
     if not autopsy.asked:  # it may be large itself: what is to blame instead must be so, too
         candidates = [each for each in candidates if each.nbytes > autopsy.measured.used // 4]
     return max(candidates, key=lambda each: each.nbytes).location if candidates else failing
@@ -185,22 +180,22 @@ def _refused(failing: Location, asked: int, here: int) -> _Candidate:
     return _Candidate(asked + here, failing)
 
 
-def _saved(line: Line, role: Role) -> _Candidate:
+def _saved(line: Line) -> _Candidate:
     assert line.spot is not None
     inside = f" in {listed([f'`{name}`' for name in line.modules], 2)}" if line.modules else ""
-    return _Candidate(line.nbytes, line.spot.location(role, f"{size(line.nbytes)} saved for backward{inside}"))
+    return _Candidate(line.nbytes, line.spot.location("cause", f"{size(line.nbytes)} saved for backward{inside}"))
 
 
-def _computed_again(line: Line, role: Role) -> _Candidate:
+def _computed_again(line: Line) -> _Candidate:
     assert line.spot is not None
     label = f"{size(line.nbytes)} are there in backward that were made here"
-    return _Candidate(line.nbytes, line.spot.location(role, label))
+    return _Candidate(line.nbytes, line.spot.location("cause", label))
 
 
-def _held(autopsy: Autopsy, role: Role, faint: float) -> list[_Candidate]:
+def _held(autopsy: Autopsy, faint: float) -> list[_Candidate]:
     """The line that fills the name that holds most, if that is enough to be blamed."""
     for holder, nbytes, _ in autopsy.holders()[:1]:
-        where = filled_at(holder, role, f"`{holder.path}` holds {size(nbytes)}", autopsy.evidence.frames)
+        where = filled_at(holder, "cause", f"`{holder.path}` holds {size(nbytes)}", autopsy.evidence.frames)
         if where is not None and nbytes >= faint:
             return [_Candidate(nbytes, where)]
     return []

@@ -16,7 +16,7 @@ from torchmedic.diagnose.rules.memory._table import most_held, noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 
-_OFTEN = 8  # retries, and in how many steps at most one each
+_MIN_RETRIES = 8
 
 
 @rule("TM413", "allocator-thrash")
@@ -25,12 +25,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if autopsy is None or not autopsy.exhaustion.on_device or autopsy.agent is None:
         return None
     retries, updates = autopsy.measured.retries, autopsy.agent.clock.updates
-    if retries < _OFTEN or updates < 2 or retries < updates // 4:
+    if retries < _MIN_RETRIES or updates < 2 or retries < updates // 4:
         return None
     draft = check.draft(evidence, "proven")
     draft.message = f"the allocator emptied its cache {retries} times in {updates} steps before it gave up"
     draft.cause = f"memory had been short for some time: {size(autopsy.asked or 0)} were refused in the end"
-    draft.at(most_held(autopsy, "cause"), *noticed(autopsy))
+    draft.at(most_held(autopsy), *noticed(autopsy))
     shown(draft, autopsy)
     draft.help("make the batch a little smaller")
     return draft.help("where sizes vary, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", safety="safe")

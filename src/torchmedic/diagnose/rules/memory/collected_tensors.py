@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._growth import was_warned
-from torchmedic.diagnose.rules.memory._table import kind_of, noticed, shown
+from torchmedic.diagnose.rules.memory._table import noticed, shown
 from torchmedic.diagnose.words.format import size
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.exception import RaisedEvidence
@@ -89,7 +89,7 @@ def _grown(autopsy: Autopsy) -> Grown | None:
 
 
 def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection) -> Draft:
-    name, kind = found.holder.path, kind_of(autopsy, found.holder)
+    name, kind = found.holder.path, autopsy.book.kind_of(found.holder)
     draft = check.draft(evidence, "proven")
     draft.message = f"`{name}` has collected {size(found.nbytes)} in {count(found.number, kind)}"
     draft.cause = _reason(found.holder, autopsy.asked or 0)
@@ -102,7 +102,7 @@ def _of_container(evidence: RaisedEvidence, autopsy: Autopsy, found: Collection)
 
 
 def _of_tensor(evidence: RaisedEvidence, autopsy: Autopsy, found: Grown) -> Draft:
-    name, kind = found.holder.path, kind_of(autopsy, found.holder)
+    name, kind = found.holder.path, autopsy.book.kind_of(found.holder)
     draft = check.draft(evidence, "proven")
     draft.message = f"`{name}` has grown to {size(found.nbytes)} in one {kind}"
     draft.cause = _reason(found.holder, autopsy.asked or 0)

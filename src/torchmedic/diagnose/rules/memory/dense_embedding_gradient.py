@@ -90,7 +90,7 @@ def _built_at(evidence: RaisedEvidence, layer: torch.nn.Module) -> Location | No
     label = "its gradient is as large as the table"
     built = layer_built_at(evidence.frames, layer, label)
     shape = tuple(getattr(layer, "weight").shape)  # noqa: B009
-    return constructed_at("cause", type(layer), shape, built, label) or (
+    return constructed_at(type(layer), shape, built, label) or (
         msgspec.structs.replace(built, role="cause") if built is not None else None
     )
 

@@ -40,7 +40,7 @@ def check(evidence: RaisedEvidence) -> Draft | RuleAnswer | None:
         draft.at(*evidence.at_user_line("cause", "refused here"))
         draft.because(*(f"{size(use)} are held by process {pid}" for pid, use in exhaustion.other_processes[:3]))
         return draft.help("use a smaller batch, lower precision or checkpointing")
-    draft.at(most_held(autopsy, "cause"), differentiated(autopsy), *noticed(autopsy))
+    draft.at(most_held(autopsy), differentiated(autopsy), *noticed(autopsy))
     shown(draft, autopsy)
     cures = add_cures(draft, autopsy)
     if not cures.is_help:

@@ -22,7 +22,6 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import built_here, layer_name
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node, class_nodes
 from torchmedic.source.lookup.origins import attribute_assignments
@@ -100,7 +99,7 @@ def _property(module: nn.Module, name: str, draft: Draft) -> bool:
     body = class_node(type(module))
     for node in ast.walk(body[1]) if body is not None else ():
         if isinstance(node, ast.FunctionDef) and node.name == name and body is not None:
-            draft.at(_head(body[0], node, "this property raised AttributeError itself"))
+            draft.at(node_location("origin", body[0], node, "this property raised AttributeError itself"))
     draft.because(f"`{name}` is a property of its class: an attribute used inside it is what is missing")
     draft.help("call what the property computes step by step, to see which attribute it lacks")
     return True
@@ -127,16 +126,10 @@ def _assigned_elsewhere(module: nn.Module, name: str, draft: Draft) -> bool:
             if not isinstance(method, ast.FunctionDef) or method.name != "__init__":
                 continue
             for inner in ast.walk(method):
-                if isinstance(inner, ast.Assign) and any(_is_name(target, name) for target in inner.targets):
+                if isinstance(inner, ast.Assign) and any(
+                    isinstance(target, ast.Name) and target.id == name for target in inner.targets
+                ):
                     draft.at(node_location("origin", file, inner, f"`{name}` is a local variable here"))
                     draft.help(f"assign it to the module: `self.{name} = ...`")
                     return True
     return False
-
-
-def _is_name(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _head(file: str, node: ast.FunctionDef, label: str) -> Location:
-    return node_location("origin", file, node, label)

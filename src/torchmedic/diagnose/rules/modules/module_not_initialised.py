@@ -40,7 +40,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 def _where(module: nn.Module, draft: Draft) -> None:
     for file, body in class_nodes(type(module)):
-        init = next((node for node in body.body if _is_init(node)), None)
+        init = next((node for node in body.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
         if init is None:
             continue
         calls = [node for node in ast.walk(init) if _is_super_init(node)]
@@ -52,10 +52,6 @@ def _where(module: nn.Module, draft: Draft) -> None:
         else:
             draft.at(place("origin", file, init.lineno, f"this `__init__` of `{body.name}` does not call it"))
         return
-
-
-def _is_init(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name == "__init__"
 
 
 def _is_super_init(node: Any) -> bool:

@@ -23,6 +23,7 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import UNKNOWN, raising_call, read
 from torchmedic.source.lookup.layers import roots
@@ -170,7 +171,7 @@ def _twice(evidence: RaisedEvidence, optimizer: torch.optim.Optimizer) -> Draft 
     params = group.get("params") if isinstance(group, dict) else None
     if not isinstance(params, list):
         return None
-    known = {id(item) for held in optimizer.param_groups for item in held["params"]}
+    known = set(map(id, parameters_of(optimizer)))
     twice = [item for item in params if id(item) in known]
     if not twice:
         return None

@@ -5,16 +5,18 @@ or an argument has a name that `forward` does not have.
 
 Why: a loss called without its target, `nn.Sequential`, which passes one value from module to module, a `forward`
 without `self`, or a signature that was changed in one place only. A Trainer that wants the loss of the model leaves out
-all fields of the data that are no arguments of `forward`, so labels under another name never arrive.
+all fields of the data that are no arguments of `forward`, so labels under another name never arrive, nor does a field
+that only `compute_loss` or a collate function reads.
 
-Cure: call the module with the arguments of its signature, or change the signature.
+Cure: call the module with the arguments of its signature, or change the signature. A Trainer keeps all fields with
+`TrainingArguments(remove_unused_columns=False)`.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -22,10 +24,14 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import fed_by, layer_name
+from torchmedic.evidence.dataset_item import fetch_again
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.source.live_frames import place
+from torchmedic.source.live_frames import frames_of, place
 from torchmedic.source.lookup.failing_call import raising_call
+from torchmedic.source.spots import Place
+from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import user_trees
 
 _CALLING = ("_call_impl", "inner", "_wrapped_call_impl")
 
@@ -35,6 +41,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.frames[-1] if evidence.frames else None
     if frame is not None and "ValueError" in evidence.kinds and evidence.says("did not return a loss"):
         return _without_labels(evidence)
+    if "KeyError" in evidence.kinds:
+        return _removed_field(evidence)
     if frame is None or "TypeError" not in evidence.kinds:
         return None
     call = raising_call(frame)
@@ -78,6 +86,44 @@ def _without_labels(evidence: RaisedEvidence) -> Draft | None:
         draft.because("a Trainer leaves out all fields of an item that are no arguments of `forward`")
         return draft.help(f"call the field with the labels `{labels[0]}` in each item of the dataset")
     return None
+
+
+def _removed_field(evidence: RaisedEvidence) -> Draft | None:
+    """A Trainer has removed a field of the data that `forward` does not take, and code of the user's reads it."""
+    error = evidence.incident.error
+    field = error.args[0] if error.args else None
+    owners = [frame.variables.get("self") for frame in frames_of(error.__traceback__)]
+    trainer = next((each for each in owners if isinstance(getattr(each, "_signature_columns", None), list)), None)
+    args = getattr(trainer, "args", None)
+    if not isinstance(field, str) or trainer is None or getattr(args, "remove_unused_columns", None) is not True:
+        return None
+    columns = getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ()
+    if field in trainer._signature_columns or not (field in columns or fetch_again(0, _has(field)) is not None):
+        return None
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the Trainer has removed `{field}` from the data: `forward` does not take it"
+    draft.cause = (
+        f"`remove_unused_columns` is on, and `forward` takes {listed([f'`{each}`' for each in _taken(trainer)])}"
+    )
+    made = [
+        Place(file, node.lineno)
+        for file, tree in user_trees()
+        for node in nodes_in(tree)
+        if isinstance(node, ast.Call) and callee(node) == type(args).__name__
+    ]
+    if len(made) == 1:
+        draft.at(place("cause", *made[0], "leaves `remove_unused_columns` on"))
+    draft.at(*evidence.at_user_line("surfaced" if len(made) == 1 else "cause", f"reads `{field}`"))
+    draft.because(f"the items of the dataset have `{field}`, and the batch has not")
+    return draft.help(f"pass `remove_unused_columns=False` to `{type(args).__name__}`")
+
+
+def _has(field: str) -> Callable[[Any, int], bool]:
+    return lambda value, depth: isinstance(value, Mapping) and field in value
+
+
+def _taken(trainer: Any) -> list[str]:
+    return list(inspect.signature(trainer.model.forward).parameters)
 
 
 def _unbindable(module: nn.Module, args: Any, kwargs: Any) -> str:

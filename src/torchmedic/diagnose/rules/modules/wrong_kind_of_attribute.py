@@ -1,17 +1,20 @@
 """A value of the wrong type was assigned to a parameter, layer or container of a module.
 
 What: a registered parameter can be replaced only by a parameter, and a registered layer only by a layer: torch rejects
-a plain tensor or a number. Containers accept only modules, and a name can be registered only once.
+a plain tensor or a number. Containers accept only modules, and a name can be registered only once. An attribute with
+the name of a method of `nn.Module` hides this method, or is hidden by it.
 
 Why: a weight replaced by the result of a computation (`.t()`, `* 0.1`), a function (`F.relu`) or a class (`nn.ReLU`,
-without `()`) in `nn.Sequential`, a list inside it, or `register_buffer` for a name that is already in use.
+without `()`) in `nn.Sequential`, a list inside it, `register_buffer` for a name that is already in use, or an
+attribute that is called `train`, `to`, `type` or `half`.
 
 Cure: wrap the tensor in `nn.Parameter`, or copy into the existing parameter under `no_grad`; put module instances, not
-classes or functions, into containers.
+classes or functions, into containers. Give the attribute another name.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 
 import torch
@@ -20,11 +23,14 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import attribute_assignments
 
 
 @rule("TM178", "wrong-kind-of-attribute")
 def check(evidence: RaisedEvidence) -> Draft | None:
+    if (hidden := _name_of_a_method(evidence)) is not None:
+        return hidden
     frame = evidence.inside("__setattr__", "add_module", "register_buffer", "register_parameter")
     module = frame.module if frame is not None else None
     if frame is None or module is None or "_modules" not in module.__dict__:
@@ -54,6 +60,39 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     else:
         return None
     return draft
+
+
+def _name_of_a_method(evidence: RaisedEvidence) -> Draft | None:
+    """What failed reads an attribute of a module that is called like a method of `nn.Module`."""
+    frame = evidence.frames[-1] if evidence.frames else None
+    failing = (frame.node or getattr(frame.statement, "iter", None)) if frame is not None else None
+    if frame is None or failing is None or not evidence.kinds & {"TypeError", "AttributeError"}:
+        return None
+    for node in ast.walk(failing):
+        owner = read(node.value, frame) if isinstance(node, ast.Attribute) else None
+        if not isinstance(node, ast.Attribute) or not isinstance(owner, nn.Module):
+            continue
+        name, kind = node.attr, type(owner).__name__
+        is_layer = name in owner._modules or name in owner._parameters
+        if not inspect.isfunction(getattr(nn.Module, name, None)) or not (is_layer or name in vars(owner)):
+            continue
+        value = None if is_layer else vars(owner)[name]
+        if callable(value):
+            continue  # a method that was replaced on purpose
+        draft = check.draft(evidence, "proven")
+        draft.message = f"`{kind}.{name}` has the name of a method of `nn.Module`"
+        draft.cause = (
+            f"`self.{name}` is the method, and the layer of this name cannot be reached"
+            if is_layer
+            else f"the attribute, {_described(value)}, stands in place of the method, so nobody can call `{name}()`"
+        )
+        made = list(attribute_assignments(type(owner), name))
+        draft.at(
+            *(node_location("cause", file, each, f"`{name}` is a method of `nn.Module`") for file, each in made[:1])
+        )
+        draft.at(*evidence.at_user_line("surfaced" if made else "cause", f"reads `{name}`"))
+        return draft.help("give the attribute another name")
+    return None
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str, label: str) -> Draft:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from statistics import median
 from typing import Any, NamedTuple
-
-import torch
 
 from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade, Location, Treatment
-from torchmedic.replay.trace.microscope import Leaf, Microscope, Op
 from torchmedic.replay.trajectory.course import Course
-from torchmedic.source.lookup.optimizers import built_at, rate_set_at, value_written_at
+from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.optimizers import rate_given_at
 from torchmedic.source.spots import Spot
 
 _ADAPTIVE_RATE = 0.01  # of Adam and the like: an ordinary rate is not above it
 _PLAIN_RATE = 0.2  # of SGD
-_STEPS = 3  # of growth in a row, at least
+_MIN_GROWING_STEPS = 3  # in a row
 _MIN_GROWTH_FACTOR = 100.0
 _MIN_MOVED = 0.02  # of their own size: weights that are nearer have not made a loss a hundred times as large
 _LOSSES_OF_QUARTERS = 48  # the last ones, in which the level of the loss grows from quarter to quarter
@@ -29,10 +26,6 @@ _GROWTH_OF_QUARTER = 3.0
 _GROWN_WEIGHTS = 1e4  # times their size some updates ago: no training means that
 _FEW_UPDATES = 6
 _GROWN_AT_ONCE = 30.0  # times their size before so few updates
-_MIN_TURNS = 4
-_MIN_FACTOR = 1.15  # per turn
-_MIN_SHARE_GROWING = 0.8  # of all turns
-_MIN_TOTAL = 1e5
 
 
 def begin(
@@ -59,8 +52,7 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Draft:
     spot = evidence.spot
     if spot is not None and evidence.incident.quantity != "growth":
         draft.at(spot.location("surfaced", "a value overflowed here at last"))
-    if evidence.noticed is not None:
-        draft.at(evidence.noticed.location("surfaced", "noticed here"))
+    draft.mark(evidence.noticed, "surfaced", "noticed here")
     return draft.because(evidence.complaint)
 
 
@@ -109,13 +101,8 @@ def is_ordinary_rate(divergence: Divergence) -> bool:
 
 def rate_location(evidence: NumbersEvidence, optimizer: Any, rate: float, group: int | None = None) -> Location | None:
     """What gives an optimizer a learning rate: its construction, or a schedule that went above that."""
-    label = f"the learning rate is {rate:.6g}"
-    given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
-    is_built = any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
     by = evidence.agent.clock.constructions.get(optimizer)
-    if is_built:
-        return built_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
-    return rate_set_at(evidence.frames, optimizer, "cause", label, by=by, value=rate, group=group)
+    return rate_given_at(evidence.frames, optimizer, rate, by=by, group=group)
 
 
 def locate_factor(draft: Draft, spot: Spot, label: str, factor: float) -> None:
@@ -158,7 +145,7 @@ def _have_stayed(evidence: NumbersEvidence, steps: int) -> bool:
 
 def _growth_of_losses(evidence: NumbersEvidence) -> LossGrowth | None:
     finite = [loss for loss in evidence.incident.losses if math.isfinite(loss)]
-    if len(finite) < _STEPS + 1:
+    if len(finite) < _MIN_GROWING_STEPS + 1:
         return None
     sizes = [abs(loss) for loss in finite]
     start = len(sizes) - 1
@@ -167,7 +154,7 @@ def _growth_of_losses(evidence: NumbersEvidence) -> LossGrowth | None:
         start -= 1
     steps = len(sizes) - 1 - start
     lowest = max(min(sizes[start:]), 1e-12)
-    if steps < _STEPS or sizes[-1] < _MIN_GROWTH_FACTOR * max(lowest, _usual(sizes[: start + 1])):
+    if steps < _MIN_GROWING_STEPS or sizes[-1] < _MIN_GROWTH_FACTOR * max(lowest, _usual(sizes[: start + 1])):
         return _growth_in_quarters(finite[-_LOSSES_OF_QUARTERS:])
     return LossGrowth(steps, finite[start], finite[-1], tuple(finite[-6:]))
 
@@ -208,98 +195,3 @@ def grown_weights(evidence: NumbersEvidence) -> WeightGrowth | None:
 
 def is_diverging(evidence: NumbersEvidence) -> bool:
     return growth(evidence) is not None or grown_weights(evidence) is not None
-
-
-def growths_at_start(evidence: NumbersEvidence) -> tuple[list[Growth], bool]:
-    """The lines whose values grow geometrically, and whether they did so before training could spoil the weights."""
-    if evidence.divergence is not None:
-        scope = evidence.divergence.first_step()
-        return (growths(scope), True) if scope is not None else ([], True)
-    is_growth = evidence.incident.quantity == "growth"
-    if evidence.scope is None or not (is_growth or (evidence.births and evidence.births[0].op is not None)):
-        return [], False
-    return growths(evidence.scope), evidence.incident.step == 0
-
-
-class Growth(NamedTuple):
-    """One line's values, growing by about the same factor each time that the line runs."""
-
-    spot: Spot
-    kind: str  # of the operation
-    turns: int
-    factor: float  # per turn
-    first: float
-    last: float  # the largest that is finite
-    is_gradient: bool
-    weights: tuple[
-        torch.Tensor, ...
-    ]  # that the line multiplies by: few for a recurrence, one per turn for a deep network
-    is_by_weights: bool  # the operation itself multiplies by weights; else by a constant or by activations
-
-    @property
-    def is_recurrence(self) -> bool:
-        return 2 * len(self.weights) <= self.turns
-
-
-def growths(scope: Microscope) -> list[Growth]:
-    """The growths in a replayed step, the strongest amplifier first. The scope must have been read."""
-    found = []
-    for is_gradient in (False, True):
-        lines: dict[tuple[str, int], dict[str, list[Op]]] = {}
-        for op in scope.ops:
-            spot = scope.spot_of(op)
-            if op.derived is is_gradient and spot is not None and op.outputs:
-                lines.setdefault((spot.file, spot.line), {}).setdefault(op.kind, []).append(op)
-        for kinds in lines.values():
-            grown = [each for ops in kinds.values() if (each := _growth(scope, ops, is_gradient)) is not None]
-            own = [op for ops in kinds.values() for op in ops] if grown else []
-            # A line without weights of its own is a part of what runs between its turns.
-            weights = tuple(_weights(scope, own)) or tuple(_weights(scope, _between(scope, own)))
-            found += [(gain, growth._replace(weights=weights)) for gain, growth in grown]
-    return [growth for _, growth in sorted(found, key=lambda each: (each[1].is_gradient, -each[0]))]
-
-
-def _between(scope: Microscope, ops: list[Op]) -> list[Op]:
-    own = {id(op) for op in ops}
-    turns = [at for at, op in enumerate(scope.ops) if id(op) in own]
-    return [op for op in scope.ops[turns[0] : turns[-1] + 1] if op.derived is ops[0].derived] if turns else []
-
-
-def _growth(scope: Microscope, ops: list[Op], is_gradient: bool) -> tuple[float, Growth] | None:
-    sizes = [scope.magnitude(op.outputs[0]) for op in ops]
-    end = next((at for at, size in enumerate(sizes) if not math.isfinite(size)), len(sizes))
-    start = next((at for at, size in enumerate(sizes[:end]) if size > 0), end)
-    finite = sizes[start:end]
-    if len(finite) < _MIN_TURNS or 0 in finite:
-        return None
-    ratios = [after / before for before, after in itertools.pairwise(finite)]
-    total = finite[-1] / finite[0]
-    growing = sum(ratio > 1.0 for ratio in ratios) / len(ratios)
-    if total < _MIN_TOTAL or growing < _MIN_SHARE_GROWING or median(ratios) < _MIN_FACTOR:
-        return None
-    spot = scope.spot_of(ops[-1])
-    assert spot is not None
-    gains = [gain for op in ops[start:end] if (gain := _gain(scope, op)) is not None]
-    factor = total ** (1 / len(ratios))
-    is_by_weights = any(True for _ in _weights(scope, ops))
-    growth = Growth(spot, ops[-1].kind, len(finite), factor, finite[0], finite[-1], is_gradient, (), is_by_weights)
-    return (median(gains) if gains else 1.0), growth
-
-
-def _gain(scope: Microscope, op: Op) -> float | None:
-    """How many times larger the result of an operation is than what it was given by the step."""
-    given = [scope.magnitude(value) for value in op.inputs if not isinstance(scope.source(value), Leaf)]
-    largest = max(given, default=0.0)
-    return scope.magnitude(op.outputs[0]) / largest if largest > 0 else None
-
-
-def _weights(scope: Microscope, ops: Iterable[Op]) -> Iterable[torch.Tensor]:
-    """The trained leaves that operations, or what these differentiate, are given as matrices."""
-    seen: set[int] = set()
-    for op in ops:
-        for value in scope.forward_of(op).inputs:
-            source = scope.source(value)
-            is_weight = isinstance(source, Leaf) and source.tensor.requires_grad and source.tensor.dim() > 1
-            if isinstance(source, Leaf) and is_weight and value.storage not in seen:
-                seen.add(value.storage)
-                yield source.tensor

@@ -18,7 +18,7 @@ from torchmedic.source.segment.cut import CannotCut
 
 _GROWN = 10.0  # times the largest weight that the trained module had
 _OUTSIDE = 0.5  # of the elements of a copy: so many leave the range between the copy and the trained weights
-_SLACK = 1e-5  # of an element
+_MAX_ROUNDING = 1e-5  # of the size of an element
 _SMALLER_LOSS = 0.1  # of the loss, with the trained weights in place of the copy
 
 
@@ -82,7 +82,7 @@ def _update_of(evidence: NumbersEvidence, follower: Follower) -> tuple[Op, float
 def _leaves_range(own: torch.Tensor, trained: torch.Tensor, after: torch.Tensor) -> float:
     """The share of elements that an update takes out of the range between a copy and the trained weights."""
     own, trained = own.detach(), trained.detach()
-    slack = _SLACK * torch.maximum(own.abs(), trained.abs())
+    slack = _MAX_ROUNDING * torch.maximum(own.abs(), trained.abs())
     is_outside = (after > torch.maximum(own, trained) + slack) | (after < torch.minimum(own, trained) - slack)
     return float(is_outside.double().mean())
 

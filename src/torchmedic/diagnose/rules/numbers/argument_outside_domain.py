@@ -26,7 +26,8 @@ from torchmedic.diagnose.cures.numbers import (
     written,
 )
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share
+from torchmedic.diagnose.rules.numbers._operands import origin
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, rows, share
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.microscope import Captured, Op
 

@@ -29,8 +29,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.cause = (
         f"the gradients were not finite in any of them, with a scale that is now {number(watch.lowest_scale or 0.0)}"
     )
-    if evidence.noticed is not None:
-        draft.at(evidence.noticed.location("cause", "skipped here, step after step"))
+    draft.mark(evidence.noticed, "cause", "skipped here, step after step")
     draft.because("the weights have not been updated since")
     if scaling:
         draft.because("the loss itself is finite; the product of loss and scale is not")

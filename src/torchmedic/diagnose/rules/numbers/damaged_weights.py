@@ -62,8 +62,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
     if written is not None:
         draft.at(written)
-    if reader is not None:
-        draft.at(reader.location("surfaced" if written is not None else "cause", "used here"))
+    draft.mark(reader, "surfaced" if written is not None else "cause", "used here")
     draft.because(f"`{name}` is {described(leaf.tensor.detach())}" if name else "")
     if finite:
         draft.because(f"the loss was still finite one step before ({number(finite[-1])}), so this is recent")
@@ -112,7 +111,7 @@ def _written_at(evidence: NumbersEvidence, leaf: Leaf, name: str) -> tuple[Locat
             return Origin(found[-1][0], found[-1][1], attr).location("cause", label), len(found) == 1
         built = built_at(evidence.frames, owner, "built here")
         if built is not None and not writers:
-            return _as_cause(built), False
+            return msgspec.structs.replace(built, role="cause"), False
     return None, False
 
 
@@ -124,10 +123,6 @@ def _written_in_step(evidence: NumbersEvidence, leaf: Leaf) -> Location | None:
         if storage in op.written and op.spot is not None and ".step(" not in source_of(op.spot):
             return op.spot.location("cause", "written to here")
     return None
-
-
-def _as_cause(location: Location) -> Location:
-    return msgspec.structs.replace(location, role="cause")
 
 
 def _owner(evidence: NumbersEvidence, leaf: Leaf) -> torch.nn.Module | None:

@@ -18,6 +18,7 @@ from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth,
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.evidence.last_steps import update_by_hand
 from torchmedic.evidence.numbers import NumbersEvidence
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.trace.values import number
 
 
@@ -37,17 +38,13 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     elif not incident.optimizers and evidence.frames:
         draft.at(update_by_hand(evidence.frames[-1].live, evidence.agent, "the weights are updated here"))
     spot = evidence.spot
-    if spot is not None:
-        draft.at(spot.location("surfaced", "this is where it overflowed"))
-    if evidence.noticed is not None:
-        draft.at(evidence.noticed.location("surfaced" if spot or draft.has_place else "cause", "noticed here"))
+    draft.mark(spot, "surfaced", "this is where it overflowed")
+    draft.mark(evidence.noticed, "surfaced" if spot or draft.has_place else "cause", "noticed here")
     last = ", ".join(number(value) for value in found.last) if found is not None else ""
     draft.because(f"loss of the last steps: {last}, then not finite" if last else "")
     weights = [
         tensor.detach().abs().max().item()
-        for each in incident.optimizers
-        for group in each.param_groups
-        for tensor in group["params"]
+        for tensor in parameters_of(*incident.optimizers)
         if tensor.numel() and bool(torch.isfinite(tensor.detach()).all())
     ]
     draft.because(f"the largest weight is {number(max(weights))}" if weights else "")

@@ -17,16 +17,8 @@ import torch
 
 from torchmedic.diagnose.cures.numbers import divisor_cures, first_that_passes
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._wording import (
-    begin,
-    described,
-    finish,
-    not_finite,
-    origin,
-    rows,
-    share,
-    why_zero,
-)
+from torchmedic.diagnose.rules.numbers._operands import origin, why_zero
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, not_finite, rows, share
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.microscope import Captured, Op
 

@@ -60,8 +60,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     )
     label = f"{lost.constant!r} is {lost.rounded:g} in {dtype}"
     draft = begin(check, evidence, event, why, label=label, bad=operand == 0, spot=lost.op.spot or evidence.spot)
-    if forward.spot is not None:
-        draft.at(forward.spot.location("surfaced", f"`{forward.kind}` of 0"))
+    draft.mark(forward.spot, "surfaced", f"`{forward.kind}` of 0")
     draft.treat(first_that_passes(evidence, _cures(lost)))
     if not draft.has_treatment:
         draft.help(

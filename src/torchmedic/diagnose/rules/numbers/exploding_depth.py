@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import growths_at_start
+from torchmedic.diagnose.rules.numbers._growths import growths_at_start
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Location

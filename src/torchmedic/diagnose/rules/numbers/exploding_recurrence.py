@@ -12,7 +12,7 @@ weights, clip the gradients, or use shorter sequences.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._courses import growths_at_start
+from torchmedic.diagnose.rules.numbers._growths import growths_at_start
 from torchmedic.diagnose.rules.numbers._wording import noticed, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.microscope import Spot
@@ -38,8 +38,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.cause = f"this line runs again and again, and multiplies by about {found.factor:.3g} each time"
     span = f"from {number(found.first)} to {number(found.last)} in {found.turns} turns"
     draft.at(found.spot.location("cause", f"{'gradients' if found.is_gradient else 'values'} grow {span}"))
-    if evidence.spot is not None:
-        draft.at(evidence.spot.location("surfaced", "a value overflowed here at last"))
+    draft.mark(evidence.spot, "surfaced", "a value overflowed here at last")
     draft.because("" if is_start else "the weights had been trained for some steps when this was seen")
     draft.help("bound the state in every turn (tanh, normalisation, a gated cell), or begin with smaller weights")
     if found.is_gradient:

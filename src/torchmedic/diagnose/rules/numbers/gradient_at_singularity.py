@@ -26,8 +26,9 @@ from torchmedic.diagnose.cures.numbers import (
     written,
 )
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.numbers._operands import origin, why_zero
 from torchmedic.diagnose.rules.numbers._slopes import singular
-from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share, why_zero
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, rows, share
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trace.microscope import Op
 

@@ -136,8 +136,7 @@ def _of_mask(evidence: NumbersEvidence) -> Draft | None:
     )
     draft = begin(check, evidence, event, why, spot=counted.spot)
     spot = evidence.spot
-    if spot is not None:
-        draft.at(spot.location("origin", "set to -inf here"))
+    draft.mark(spot, "origin", "set to -inf here")
     draft.help("do not mask classes that the loss uses, or leave masked entries out of the loss")
     return finish(draft, evidence)
 

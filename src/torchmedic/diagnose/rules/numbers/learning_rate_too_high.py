@@ -20,7 +20,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course
-from torchmedic.source.lookup.optimizers import value_written_at
+from torchmedic.source.lookup.named_numbers import value_written_at
 
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more

@@ -19,7 +19,8 @@ import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, fill, first_at_origin, operand_of, with_operand, written
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, origin, rows, share, why_zero
+from torchmedic.diagnose.rules.numbers._operands import origin, why_zero
+from torchmedic.diagnose.rules.numbers._wording import begin, described, finish, rows, share
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Op, Spot

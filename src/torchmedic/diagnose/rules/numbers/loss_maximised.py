@@ -65,7 +65,7 @@ def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course |
     divergence.first_step()  # reads the graph of the loss
     sign, is_error, op, is_whole = divergence.trajectory.sign
     is_growth, is_lost = evidence.incident.quantity == "growth", evidence.agent.finite.memory.is_lost
-    trained = [tensor for optimizer in divergence.optimizers for tensor in parameters_of(optimizer)]
+    trained = parameters_of(*divergence.optimizers)
     shrinks = course is not None and _shrinks(divergence, course)
     grade: Grade
     if sign < 0 and (is_error or is_lost or not is_growth) and len(trained) != 1:

@@ -19,6 +19,7 @@ from torchmedic.observe.step.step_notes import line_of
 from torchmedic.records import Location
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.source.live_frames import place as frame_place
+from torchmedic.source.lookup.named_numbers import reduction_written_at
 
 _MIN_ELEMENTS = 8
 _MIN_BATCHES = 4
@@ -35,7 +36,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         whole = f"{count:.6g}"
         message = f"the loss is summed over {whole} elements, not averaged"
         why = f"the loss adds up {whole} elements, so its gradients are {whole} times those of their mean"
-        place = op.spot.location("cause", f"the sum of {whole} elements")
+        label = f"the sum of {whole} elements"
+        is_told = hasattr(divergence.trajectory.reduction.node, "_saved_reduction")  # and no call of `sum`
+        written = reduction_written_at("sum", "cause", label) if is_told else None
+        place = written or op.spot.location("cause", label)
         return _divided(evidence, divergence, count, (message, why), place)
     unit = divergence.trajectory.units[0]
     batches = unit.batches

@@ -19,7 +19,8 @@ import torch
 
 from torchmedic.diagnose.cures.numbers import Cure, expression, fill, first_at_origin, operand_of, written
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._wording import begin, finish, origin
+from torchmedic.diagnose.rules.numbers._operands import origin
+from torchmedic.diagnose.rules.numbers._wording import begin, finish
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import fetch_again

@@ -59,8 +59,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     why = f"`{mask.kind}` discards these entries in the forward pass; their gradient is 0 * infinity, which is NaN"
     label = f"the gradient of {forward.kind} is NaN where its result is thrown away"
     draft = begin(check, evidence, event, why, label=label, bad=hidden)
-    if mask.spot is not None:
-        draft.at(mask.spot.location("surfaced", "discarded here, but the gradient still passes through"))
+    draft.mark(mask.spot, "surfaced", "discarded here, but the gradient still passes through")
     if argument is not None:
         draft.because(f"the argument of `{forward.kind}` is {described(argument)}")
     draft.because(f"the gradient that arrives at `{forward.kind}` is exactly 0 in {int(hidden.sum().item())} place(s)")
@@ -109,7 +108,7 @@ def _mask_after(evidence: NumbersEvidence, forward: Op, hidden: torch.Tensor) ->
 
 
 def _by_mask(evidence: NumbersEvidence, op: Op, masked: Op, hidden: torch.Tensor) -> bool:
-    """Whether a product has a factor of zeros and ones beside the value, and not ones where that is hidden."""
+    """Whether a product has a mask of zeros and ones as its other factor, with zeros where the value is hidden."""
     values, scope = evidence.replay_with_values(op), evidence.scope
     if values is None or scope is None:
         return False

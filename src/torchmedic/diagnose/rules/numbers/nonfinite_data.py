@@ -35,8 +35,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if leaf is None or evidence.scope is None:
         return None
     kind, name = evidence.name_of(leaf)
-    if kind in ("parameter", "buffer"):
-        return None
+    if kind in ("parameter", "buffer") or leaf.tensor.grad_fn is not None:
+        return None  # a loss that a generator hands out was computed from the weights
     bad = ~torch.isfinite(leaf.tensor.detach())
     if not bool(bad.any()) or is_next_state(evidence.step, leaf.tensor):
         return None
@@ -54,8 +54,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     label = f"{what}{', ' + where if where else ''}"
     draft.at(_cause(evidence, leaf, fetched, label))
     reader = evidence.scope.ops[leaf.reader].spot if leaf.reader < len(evidence.scope.ops) else None
-    if reader is not None:
-        draft.at(reader.location("surfaced", "first used here"))
+    draft.mark(reader, "surfaced", "first used here")
     draft.because(f"{what} of {leaf.tensor.numel()} values{': ' + where if where else ''}")
     if fetched is not None:
         read = f", read from {relative(fetched.line.path)}" if fetched.line is not None and fetched.line.path else ""

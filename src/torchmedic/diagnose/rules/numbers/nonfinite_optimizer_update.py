@@ -124,8 +124,7 @@ def _of_rate(evidence: NumbersEvidence, optimizer: Any) -> Draft:
     draft.cause = f"`{type(optimizer).__name__}` is about to multiply every gradient by {number(rate)}"
     made = rate_set_at(evidence.frames, optimizer, "cause", f"this makes the learning rate {text}")
     draft.at(made)
-    if evidence.noticed is not None:
-        draft.at(evidence.noticed.location("surfaced" if made is not None else "cause", "noticed before this update"))
+    draft.mark(evidence.noticed, "surfaced" if made is not None else "cause", "noticed before this update")
     losses = [loss for loss in incident.losses if math.isfinite(loss)]
     draft.because(f"the loss was finite until now: {number(losses[-1])}" if losses else "")
     return draft.help("correct the schedule: a division by zero, a logarithm or a power of the step number")

@@ -61,7 +61,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if tensor is not None:
         draft.at(_literal(tensor, rows, label) or made_at(evidence, unit, tensor, label, row=rows[0]))
     if not draft.has_place:
-        draft.at(evidence.noticed.location("cause", label) if evidence.noticed is not None else None)
+        draft.mark(evidence.noticed, "cause", label)
     draft.because(f"the extreme values of step {step} are in {items}" if items else "")
     treatment = cure(divergence, f"repair or drop {items or 'this batch'}", [("without it", course)])
     rest = [abs(course.losses[at]) for at in divergence.positions if at != position]

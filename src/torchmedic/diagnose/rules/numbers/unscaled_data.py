@@ -1,12 +1,14 @@
 """The inputs or targets are so large that an ordinary learning rate is too high.
 
 What: the last steps were run again from a copy of the weights. As they were, the loss grew until it overflowed; with
-the data standardised (mean 0, deviation 1) and nothing else changed, the loss fell.
+the data standardised (mean 0, deviation 1) and nothing else changed, the loss fell. Or the loss fell without a number
+that stands for a missing value, such as -999.
 
 Why: the slope of the loss grows with the square of the inputs. A column in the thousands needs a learning rate that is
 a million times smaller than a column around 1.
 
-Cure: standardise the data: subtract the mean of every column and divide by its deviation.
+Cure: standardise the data: subtract the mean of every column and divide by its deviation. Drop items with a missing
+value, or leave them out of the loss.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from typing import Any
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.diagnose.words.format import listed
+from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.evidence.step_data import Data, data_of, made_at
+from torchmedic.evidence.step_data import Data, Placeholder, data_of, made_at
 from torchmedic.replay.trajectory.change import Change
 
 
@@ -27,7 +30,13 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
     if divergence is None or not is_ordinary_rate(divergence):
         return None
-    unscaled = [data for data in data_of(divergence) if data.is_unscaled]
+    known = data_of(divergence)
+    for data in known:
+        if (placeholder := data.placeholder) is not None:
+            change = Change(f"{data.path} without {placeholder.value}", data=data.without(placeholder))
+            if divergence.turns_alone(change):
+                return _of_placeholder(evidence, divergence, data, placeholder, change)
+    unscaled = [data for data in known if data.is_unscaled]
     alone = [[data] for data in unscaled]
     for group in [*alone, unscaled] if len(unscaled) > 1 else alone:
         paths = ", ".join(str(data.path) for data in group)
@@ -43,15 +52,37 @@ def check(evidence: NumbersEvidence) -> Draft | None:
             f"the data in {shown} is not scaled",
             f"{ranges}, which is too large for the learning rate",
         )
-        unit = divergence.trajectory.units[0]
         for data in group:
-            draft.at(made_at(evidence, unit, data.tensor, data.widest.text))
-        if not draft.has_place:  # what made the data is gone: the step that reads it is known
-            draft.at(evidence.noticed.location("cause", ranges) if evidence.noticed is not None else None)
+            _locate(draft, evidence, divergence, data, data.widest.text)
         title = f"standardise {shown}: subtract the mean of every column, divide by its deviation"
         draft.treat(cure(divergence, title, [("standardised", divergence.course(change))]))
         return finish(draft, evidence)
     return None
+
+
+def _of_placeholder(
+    evidence: NumbersEvidence, divergence: Divergence, data: Data, placeholder: Placeholder, change: Change
+) -> Draft:
+    draft = begin(
+        check,
+        evidence,
+        divergence,
+        f"the data in {data.shown} holds {placeholder.value:g} where a value is missing",
+        f"{placeholder.text}, far beyond all others, and the model is fitted to this number",
+    )
+    _locate(draft, evidence, divergence, data, placeholder.text, row=placeholder.row)
+    title = f"drop the items with {placeholder.value:g}, or leave them out of the loss"
+    draft.treat(cure(divergence, title, [(f"without {placeholder.value:g}", divergence.course(change))]))
+    return finish(draft, evidence)
+
+
+def _locate(
+    draft: Draft, evidence: NumbersEvidence, divergence: Divergence, data: Data, label: str, row: int | None = None
+) -> None:
+    """The line that made the data, else the step that reads it."""
+    draft.at(made_at(evidence, divergence.trajectory.units[0], data.tensor, label, row=row))
+    if not draft.has_place:
+        draft.at(evidence.noticed.location("cause", label) if evidence.noticed is not None else None)
 
 
 def _standardised(group: list[Data]) -> Callable[[dict[str, Any]], None]:

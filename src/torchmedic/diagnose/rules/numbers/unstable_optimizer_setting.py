@@ -18,7 +18,8 @@ from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_o
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trajectory.change import Change
-from torchmedic.source.lookup.optimizers import built_at, setting_assigned_at, value_written_at
+from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.optimizers import built_at, setting_assigned_at
 
 
 @rule("TM237", "unstable-optimizer-setting")

@@ -74,7 +74,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         label = f"`{names[0]}` is called again here"
         draft.at(live.location("cause", label) if live is not None else place("cause", back.file, back.line, label))
         first = next((frame for frame in reversed(frames[: cycle.start]) if frame.is_user), None)
-        draft.at(first.location("surfaced", "it begins here") if first is not None else None)
+        draft.mark(first, "surfaced", "it begins here")
     else:
         draft.at(*_begun(frames, cycle))
     if (loading := loading_of(evidence)) is not None and worker is not None:

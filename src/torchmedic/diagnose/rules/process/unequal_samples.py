@@ -3,19 +3,26 @@
 What: the DataLoader makes a batch by stacking samples. All samples must have the same shape, the same keys and the same
 number of parts.
 
-Why: images of different sizes, texts or series of different lengths, a field that some items lack.
+Why: images of different sizes, texts or series of different lengths, a field that some items lack, or a `__len__` that
+counts windows which reach beyond the end of the data.
 
-Cure: bring every sample to one size in `__getitem__` (resize, crop, pad), or pad in a custom `collate_fn`.
+Cure: bring every sample to one size in `__getitem__` (resize, crop, pad), or pad in a custom `collate_fn`. Let
+`__len__` count whole windows only.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+from typing import Any
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.evidence.data_loading import loading_of
+from torchmedic.evidence.data_loading import function_node, loading_of
+from torchmedic.evidence.dataset_item import runs_over_its_end
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import WorkerFailure
+from torchmedic.source.live_frames import place
+from torchmedic.source.user_code import is_user_file
 
 # What the stacking functions say when shapes, lengths or keys differ; with workers the batch is made in shared memory.
 _REFUSALS = ("equal size", "must match", "not resizable", "same shape")
@@ -37,7 +44,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft.message = f"samples of different shapes cannot be made into a batch: {shapes[0]} and {shapes[1]}"
     draft.cause = f"{names[0]} is {shapes[0]}, {names[1]} is {shapes[1]}"
     stacked = loading.at_user_frame("cause", "stacked here")
-    if stacked is not None:
+    counted_by = _len_of(runs_over_its_end(loading.dataset))
+    if counted_by is not None:
+        draft.at(place("cause", *counted_by, "counts items that reach beyond the end of the data"))
+        draft.at(loading.at_samples("origin", "the samples are made here"))
+        draft.because("the last items of the dataset get shorter one by one")
+    elif stacked is not None:
         draft.at(stacked, loading.at_samples("origin", "the samples are made here"))
     else:
         draft.at(
@@ -51,7 +63,18 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         counted = ", ".join(f"{times} x {shape}" for shape, times in list(kinds.items())[:6])
         draft.because(f"the {len(failure.sample_shapes)} samples of the batch: {counted}")
     draft.because(loading.process)
+    if counted_by is not None:
+        return draft.help("let `__len__` count only items that lie within the data")
     return draft.help("bring every sample to one shape before it is returned, or pad the batch in a `collate_fn`")
+
+
+def _len_of(dataset: Any) -> tuple[str, int] | None:
+    """The line on which the user's dataset says how many items it has."""
+    code = getattr(getattr(type(dataset), "__len__", None), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    returned = [node for node in ast.walk(function_node(code) or ast.Module([], [])) if isinstance(node, ast.Return)]
+    return (code.co_filename, returned[-1].lineno) if returned else None
 
 
 def _refused(failure: WorkerFailure) -> bool:

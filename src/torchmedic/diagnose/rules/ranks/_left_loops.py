@@ -204,7 +204,7 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
 
 
 def _is_only_expected_chosen(job: Job, difference: Difference) -> bool:
-    """Whether the call of the culprits depends on nothing, and no loop was left: the others may have chosen theirs."""
+    """Whether no `if` and no left loop explains the call of the culprits: the others may have chosen their call."""
     call = difference.call
     if difference.kind != "other" or call is None or deciding_branch(call, difference.expected) is not None:
         return False

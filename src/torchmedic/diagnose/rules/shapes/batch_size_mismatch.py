@@ -35,7 +35,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft.message = f"`{given.loss}` was given {rows} rows of scores and {labels} labels"
     draft.cause = f"its input is {shape(given.input)} and its target {shape(given.target)}: the first sizes differ"
     mixed = _mixed_at(evidence, rows, labels)
-    draft.at(mixed.location("cause", f"the {labels} samples become {rows} rows here") if mixed is not None else None)
+    draft.mark(mixed, "cause", f"the {labels} samples become {rows} rows here")
     draft.at(*evidence.at_user_line("cause" if mixed is None else "surfaced", f"{rows} rows meet {labels} labels"))
     draft.at(made_here(evidence, given.input, f"becomes {shape(given.input)}"))
     draft.at(made_here(evidence, given.target, f"becomes {shape(given.target)}"))

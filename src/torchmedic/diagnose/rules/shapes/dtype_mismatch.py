@@ -22,10 +22,16 @@ import torch
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._large_numbers import described, too_large
 from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS
-from torchmedic.diagnose.words.tensors import came_to_be, dtype, layer_name, layer_of, origin_of_whole, shape
-from torchmedic.evidence.dataset_item import line_of_dtype
+from torchmedic.diagnose.words.tensors import (
+    came_to_be,
+    dtype,
+    items_become,
+    layer_name,
+    layer_of,
+    origin_of_whole,
+    shape,
+)
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import Argument, Call
 
 _ABOUT_DTYPE = re.compile(
@@ -98,12 +104,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         else f"{name} was given {dtype(found.tensor)} where it takes {found.wanted}"
     )
     draft.cause = f"the tensor is {shape(found.tensor)} of {dtype(found.tensor)}{found.why}"
-    made, label = line_of_dtype(evidence.incident, found.tensor), f"{dtype(found.tensor)}, not {found.wanted}"
-    if made is not None:
-        draft.at(place("cause", made.file, made.line, f"items become {dtype(found.tensor)} here"))
-        draft.at(*evidence.at_user_line("surfaced", label))
-    else:
-        draft.at(*evidence.at_user_line("cause", label))
+    made, label = items_become(evidence, found.tensor), f"{dtype(found.tensor)}, not {found.wanted}"
+    draft.at(made, *evidence.at_user_line("cause" if made is None else "surfaced", label))
+    if made is None:
         _came_from(evidence, found, draft)
     return draft.help(_advice(found))
 

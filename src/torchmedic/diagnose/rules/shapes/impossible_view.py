@@ -32,11 +32,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if "RuntimeError" not in evidence.kinds:
         return None
     call = evidence.find(*_VIEWS)
-    if call is not None:
-        found = _view(evidence, call)
-        if found is not None:
-            return found
-    return _unflatten(evidence) or by_message(check, evidence, _MESSAGES, "a view that is not possible: {}", _ADVICE)
+    found = _view(evidence, call) if call is not None else None
+    found = found or _unflatten(evidence)
+    return found or by_message(check, evidence, _MESSAGES, "a view that is not possible: {}", _ADVICE)
 
 
 def _view(evidence: RaisedEvidence, call: Call) -> Draft | None:

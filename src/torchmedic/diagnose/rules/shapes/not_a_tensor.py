@@ -129,8 +129,7 @@ def _missing_gradient(evidence: RaisedEvidence, frame: Frame, node: ast.expr) ->
         return draft.help(f"call `{name}.requires_grad_()` before the forward pass" if not owner.requires_grad else "")
     draft.cause = f"`{name}` is the result of an operation, and backward keeps gradients of leaves only"
     made = origin_of(evidence.frames, frame, node.value)
-    if made is not None:
-        draft.at(made.location("cause", f"`{name}` is no leaf from here on"))
+    draft.mark(made, "cause", f"`{name}` is no leaf from here on")
     draft.at(*evidence.at_user_line("surfaced" if made is not None else "cause", "None, not a tensor"))
     return draft.help(f"make it a leaf: `.detach().requires_grad_()`, or call `{name}.retain_grad()` before backward")
 

@@ -1,7 +1,7 @@
 """A tensor with several elements was used as one Python number.
 
-What: `.item()`, `float()`, `int()`, `f"{loss:.4f}"` and `torch.tensor([...])` need one number. A tensor can be
-converted only if it has exactly one element.
+What: `.item()`, `float()`, `int()`, `f"{loss:.4f}"`, `torch.tensor([...])` and Lightning's `self.log` need one number.
+A tensor can be converted only if it has exactly one element.
 
 Why: a loss that was not reduced (`reduction='none'`), a batch of values instead of one value, or
 `torch.tensor(tensors)` instead of `torch.stack(tensors)`.
@@ -22,6 +22,7 @@ _SAYS = (
     ("only one element tensors can be converted",),
     ("only integer tensors of a single element",),
     ("unsupported format string passed to tensor",),
+    ("the tensor must have a single element",),  # of a metric that Lightning logs
 )
 
 

@@ -17,7 +17,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, Given, given_to_loss
-from torchmedic.diagnose.words.tensors import dtype, made_here, shape
+from torchmedic.diagnose.words.tensors import dtype, items_become, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.lookup.failing_call import read
@@ -36,7 +36,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     wanted = _wanted(given)
     if wanted is None:
         return None
-    return _diagnosis(evidence, given, wanted, evidence.at_user_line("cause", f"{dtype(given.target)}, not {wanted}"))
+    # Whole numbers are usual labels of two classes: they are converted at the loss, not in the dataset.
+    items = items_become(evidence, given.target, "origin" if given.loss in _BINARY else "cause")
+    of_items = items is not None and items.role == "cause"
+    at_loss = evidence.at_user_line("surfaced" if of_items else "cause", f"{dtype(given.target)}, not {wanted}")
+    return _diagnosis(evidence, given, wanted, (items, *at_loss) if of_items else (*at_loss, items))
 
 
 def _wanted(given: Given) -> str | None:
@@ -52,7 +56,7 @@ def _wanted(given: Given) -> str | None:
     return None
 
 
-def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tuple[Location, ...]) -> Draft:
+def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tuple[Location | None, ...]) -> Draft:
     indices = wanted == "int64"
     draft = check.draft(evidence, "proven")
     draft.message = f"`{given.loss}` was given a target of {dtype(given.target)} where it takes {wanted}"

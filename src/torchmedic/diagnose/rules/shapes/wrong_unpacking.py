@@ -73,7 +73,7 @@ def _batch(evidence: RaisedEvidence, parts: int, names: int, text: str) -> Draft
     frame = evidence.user_frame
     node = frame.statement.value if frame is not None and isinstance(frame.statement, ast.Assign) else None
     made = origin_of(evidence.frames, frame, node) if frame is not None and isinstance(node, ast.Name) else None
-    draft.at(made.location("origin", f"`{text}` comes from here") if made is not None else None)
+    draft.mark(made, "origin", f"`{text}` comes from here")
     return draft.help("name as many parts as the dataset returns" + ("; a single one is `(x,)`" if parts == 1 else ""))
 
 

@@ -13,15 +13,8 @@ from typing import NamedTuple
 
 from torchmedic.evidence.leaks.source.sites import Site, parameters_of
 from torchmedic.observe.heap.walk import Held
-from torchmedic.source.syntax import (
-    FUNCTIONS,
-    LOOPS,
-    callee,
-    calls_in,
-    last_name,
-    runs_backward,
-    syntax_tree,
-)
+from torchmedic.source.assignments import targets_of
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, last_name, runs_backward, syntax_tree
 
 _DEFINITIONS = FUNCTIONS | ast.ClassDef
 _MAX_CALL_DEPTH = 4  # from a loop to the function that reads
@@ -153,7 +146,7 @@ def _names(tree: ast.AST) -> set[str]:
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+    for target in targets_of(node):
         for part in ast.walk(target):
             if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Store):
                 yield last_name(part)

@@ -21,6 +21,7 @@ from torchmedic.evidence.memory.accounting.saved_by_graph import (
     weights_of,
 )
 from torchmedic.evidence.memory.accounting.storages import Memory, distinct, live_tensors, memory_address, memory_of
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.graph import is_counted, is_leaf, name_of, node_of, walk
 from torchmedic.source.objects.parts import live_modules
 
@@ -133,7 +134,7 @@ class Book:
         """
         kept = distinct(collected).keys()
         optimizers = self._not_kept(kept)
-        trained = [tensor for optimizer in optimizers for tensor in _parameters_of(optimizer)]
+        trained = parameters_of(*optimizers)
         own = [each for module in self.modules for each in parts_of(module, "_parameters") if each is not None]
         self.enter("parameters", trained)
         aside = kept - self.entries.keys() if trained or was_trained else set()
@@ -153,7 +154,7 @@ class Book:
         over = [
             each
             for each in self._optimizers
-            if distinct(_parameters_of(each)).keys() <= kept
+            if distinct(parameters_of(each)).keys() <= kept
             or ((state := distinct(_state_of(each)).keys()) and state <= kept)  # it was itself collected
         ]
         is_rest = _MIN_TRAININGS <= len(over) < len(self._optimizers)
@@ -249,11 +250,6 @@ def _is_within(inner: Holder, outer: Holder) -> bool:
 def parts_of(module: torch.nn.Module, kind: str) -> list[Any]:
     """The parameters or buffers of a module itself; none while the module is being built or copied."""
     return list(module.__dict__.get(kind, {}).values())
-
-
-def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    groups = optimizer.param_groups
-    return [tensor for group in groups for tensor in group["params"] if isinstance(tensor, torch.Tensor)]
 
 
 def _state_of(optimizer: Any) -> list[torch.Tensor]:

@@ -133,7 +133,9 @@ def _of_card(said: Exhaustion, addresses: frozenset[int]) -> Measured:
         requested=int(stats.get("requested_bytes.all.current", 0)) or None,
         inactive_split=refusal.inactive_split if refusal is not None else 0,
         retries=int(stats.get("num_alloc_retries", 0)),
-        workspaces=sum(size for address, size, used in blocks if used and address not in addresses and _is_work(size)),
+        workspaces=sum(
+            size for address, size, used in blocks if used and address not in addresses and size in _WORKSPACES
+        ),
         others=said.others if said.others is not None else _others(device),
         exact=refusal is not None,
     )
@@ -161,10 +163,6 @@ def _blocks(device: int) -> list[tuple[int, int, bool]]:
                 found.append((start, size, used))
                 address = start + int(block["size"])
     return found
-
-
-def _is_work(size: int) -> bool:
-    return size in _WORKSPACES
 
 
 def _others(device: int) -> int | None:

@@ -22,14 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmedic.evidence.memory.accounting.saved_by_graph import applied_in, saving_line
 from torchmedic.replay.fake.births import Births, Course
-from torchmedic.replay.fake.known_values import (
-    exchanged,
-    for_real,
-    host_result,
-    keeps_values,
-    remember,
-    tensors_of,
-)
+from torchmedic.replay.fake.known_values import exchanged, for_real, host_result, keeps_values, remember, tensors_of
 from torchmedic.replay.isolation.sandbox import ReplayTooLong
 from torchmedic.source.objects.graph import name_of
 from torchmedic.source.spots import Spot, Spots

@@ -1,0 +1,84 @@
+"""Runs that end while the learning rate still rises towards what it is meant to be.
+
+Only the end of a run shows that, and the objects of the script are gone by then. So the looks at an optimizer note what
+the end may need. A short trial of a long training also ends in its warm-up. So the run must have gone through its data
+several times while the loss did not fall, or the schedule must be as long as the run and have moved now and then only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+
+from torch.optim.lr_scheduler import OneCycleLR
+
+from torchmedic.detect.loop.incident import LoopIncident, RateDecayed
+from torchmedic.observe.loop.events import Watched
+from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.standstill import MAX_PLAIN_RATE, Steady, Warming
+from torchmedic.source.live_frames import stack_of
+from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
+from torchmedic.source.spots import NOWHERE, Place
+
+_MIN_LOOKS = 4
+_MAX_SHARE = 0.1  # of the rate with which an optimizer was built
+_MIN_UPDATES = 100  # of a run that is no trial
+_MIN_PASSES = 3  # over the data
+_MAX_LENGTHS = 0.05  # between the length of a schedule and the number of updates
+_MIN_UPDATES_PER_MOVE = 8
+
+
+def find(habits: Habits) -> Iterator[LoopIncident]:
+    for number, watched in list(habits.optimizers.items()):
+        known = habits.standstill.of(watched.optimizer) if watched.optimizer is not None else None
+        if known is not None and not habits.is_ending:
+            steps = [event for event in habits.events if event.kind == "step" and event.who == number]
+            known.warming = _warming(watched, known, steps[-1].place if steps else NOWHERE)
+    if habits.is_ending and getattr(sys, "last_type", None) is None:
+        for known in habits.standstill.watched.values():
+            yield from _at_the_end(habits, known)
+
+
+def _warming(watched: Watched, known: Steady, update: Place) -> Warming | None:
+    """A rate that has only risen, and is a small share of what the optimizer was built with."""
+    rates, meant = [each.rate for each in known.rates], watched.optimizer.defaults.get("lr")
+    if len(rates) < _MIN_LOOKS or not isinstance(meant, float) or not rates[-1] < _MAX_SHARE * meant:
+        return None
+    if meant > MAX_PLAIN_RATE or rates[-1] <= rates[0] or any(b < a for a, b in itertools.pairwise(rates)):
+        return None  # a larger number may be a factor
+    cycles = [each for each in schedulers_of(watched.optimizer) if isinstance(each, OneCycleLR)]
+    found = rate_set_at(stack_of(sys._getframe()), watched.optimizer, "cause", "")
+    return Warming(
+        cause=Place(found.file, found.line) if found is not None else watched.built or update,
+        update=update,
+        optimizer=watched.number,
+        meant=meant,
+        length=cycles[0].total_steps if len(cycles) == 1 else 0,
+        moves=cycles[0].last_epoch if len(cycles) == 1 else 0,
+    )
+
+
+def _at_the_end(habits: Habits, known: Steady) -> Iterator[LoopIncident]:
+    warming, updates = known.warming, habits.standstill.updates
+    if warming is None:
+        return
+    is_as_long = abs(warming.length - updates) <= _MAX_LENGTHS * updates
+    is_per_epoch = is_as_long and _MIN_UPDATES_PER_MOVE * warming.moves <= warming.length
+    lengths = [event.fact.length for event in habits.events if event.kind == "fetch" and event.fact.length]
+    is_no_trial = bool(lengths) and updates >= max(_MIN_UPDATES, _MIN_PASSES * max(lengths))
+    if is_per_epoch or (is_no_trial and habits.standstill.is_loss_still):
+        yield RateDecayed(
+            step=known.rates[-1].step,
+            cause=warming.cause,
+            optimizer=warming.optimizer,
+            update=warming.update,
+            built=None,
+            schedule="OneCycleLR" if warming.length else "",
+            is_per_update=False,
+            reason="per epoch" if is_per_epoch else "warming",
+            first=warming.meant,
+            rate=known.rates[-1].rate,
+            since=0,
+            updates=updates,
+        )
