@@ -175,7 +175,7 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
 def _left_by_exit(job: Job, rank: int, call: Collective) -> tuple[str, int] | None:
     """The only `if` that leaves the loop in which the partner answered before, if the partner is outside of it now.
 
-    A loop without such an `if` is left at its own line.
+    A loop without such an `if` is left at its own line, if a third rank is still in it.
     """
     waiting, partner = job.of(rank), job.of(call.peer or 0)
     if waiting is None or partner is None or waiting.log is None or partner.log is None:
@@ -183,10 +183,17 @@ def _left_by_exit(job: Job, rank: int, call: Collective) -> tuple[str, int] | No
     answer = usual_answer(waiting.log, partner.log, call)
     for frame in answer.frames if answer is not None else ():
         for loop in loops_around(frame.file, frame.line):
-            last = partner.log.calls[-1].site
-            inside = any(file == frame.file and loop.line <= line <= loop.end for file, line in last)
-            if not inside and len(loop.exits) < 2:
-                return frame.file, loop.exits[0].line if loop.exits else loop.line
+            inside = {
+                state.rank
+                for state in job.ranks
+                if state.log is not None
+                for file, line in (state.log.calls[-1].site if state.log.calls else ())
+                if file == frame.file and loop.line <= line <= loop.end
+            }
+            if call.peer not in inside and len(loop.exits) == 1:
+                return frame.file, loop.exits[0].line
+            if call.peer not in inside and not loop.exits and inside - {rank}:
+                return frame.file, loop.line
     return None
 
 
