@@ -221,14 +221,15 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `batches` are fingerprints of the first batches that were trained on, `items` the first items of the dataset in
     them, `sampler` what drew them, `loading` the line that asked for them. `same_order` is how many passes over the
-    data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`.
-    `updating` is the line of the first update, `scheduling` that of the first step of a scheduler. `wrapper` is
-    "DistributedDataParallel" if such a module was made at `wrapped_at`, `forwards` is 1 once it was called for
-    training, `is_apart` is that the ranks may differ on purpose: a hook of the user exchanges gradients, or `Join` lets
-    ranks make different numbers of updates. `parameters` are the names of its first parameters, in their order. `syncs`
-    is how many times the gradients are exchanged for one update, `nbytes` how large they are. `unawaited` is the line
-    of an exchange of a gradient that was not complete when the weights were updated.
-    `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see.
+    data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are
+    `shapes`. `calling` is the line that called a model before the first update, `updating` that of the update,
+    `scheduling` that of the first step of a scheduler. `wrapper` is "DistributedDataParallel" if such a module was
+    made at `wrapped_at`, `forwards` is 1 once it was called for training, `is_apart` is that the ranks may differ
+    on purpose: a hook of the user exchanges gradients, or `Join` lets ranks make different numbers of updates.
+    `parameters` are the names of its first parameters, in their order. `syncs` is how many times the gradients are
+    exchanged for one update, `nbytes` how large they are. `unawaited` is the line of an exchange of a gradient that
+    was not complete when the weights were updated. `device` identifies the GPU of the weights, `devices` is how
+    many GPUs the process can see.
     """
 
     rank: int
@@ -243,6 +244,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     weights: tuple[WeightSample, ...] = ()
+    calling: StackFrame | None = None
     updating: StackFrame | None = None
     scheduling: StackFrame | None = None
     wrapper: str = ""

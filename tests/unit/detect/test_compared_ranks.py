@@ -111,11 +111,8 @@ def test_the_line_that_leaves_an_update_out_and_the_line_that_leaves_the_wrapper
     )
     update, call = (StackFrame(file=str(script), line=line, function="main") for line in (7, 2))
 
-    def told(*ranks: RankFacts, phase: Phase = "forward") -> tuple[str, int]:
-        moment = Moment(
-            time=1.0, step=1, micro_step=0, updates=1, phase=phase, file=call.file, line=2, rss=0, device_memory=0
-        )
-        job = JobFacts(ranks=ranks, logs=QUIET, ended=True, moments={0: (moment,)})
+    def told(*ranks: RankFacts) -> tuple[str, int]:
+        job = JobFacts(ranks=ranks, logs=QUIET, ended=True)
         found = registry.load("ranks.weights_drift_apart").check(job)
         assert isinstance(found, Draft)
         place = found.done().cause_location
@@ -128,8 +125,8 @@ def test_the_line_that_leaves_an_update_out_and_the_line_that_leaves_the_wrapper
 
     assert told(skipping(0, 3, 3), skipping(1, 4, 2))[1] == 5
     unused = facts(0, 1, 2, 3, **WRAPPED), facts(1, 1, 2, 4, **WRAPPED)
-    assert told(*unused)[1] == call.line
-    assert told(*unused, phase="data")[1] == LINE.line
+    assert told(*(replace(each, calling=call) for each in unused))[1] == call.line
+    assert told(*(replace(each, calling=update) for each in unused))[1] == LINE.line
 
 
 def test_a_weight_whose_gradient_is_never_exchanged() -> None:

@@ -28,7 +28,9 @@ class Runner:
         self.replays += 1
         if self._error is not None:
             raise self._error
-        return SimpleNamespace(error=None, roots=[], taken={}, drew_random=set(), namespace={}, stood_in=False)
+        return SimpleNamespace(
+            error=None, roots=[], taken={}, drew_random=set(), namespace={}, stood_in=False, answered=False
+        )
 
 
 def evidence_of(runner: Runner, **agent: Any) -> NumbersEvidence:

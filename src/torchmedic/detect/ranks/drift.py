@@ -54,7 +54,7 @@ def find_drift(job: JobFacts) -> Drift | None:
     if why is None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
-    called = _unwrapped(job, first.rank) if why == "unused-wrapper" else None
+    called = _unwrapped(first) if why == "unused-wrapper" else None
     line = called or (first.wrapped_at if why == "unused-wrapper" else first.updating)
     if why == "one-rank":
         line = next(frame for call in _calls(job.logs[0], "reduce") for frame in call.frames)
@@ -93,11 +93,10 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
     return None
 
 
-def _unwrapped(job: JobFacts, rank: int) -> StackFrame | None:
+def _unwrapped(facts: RankFacts) -> StackFrame | None:
     """The line that calls the model inside of its wrapper, by the attribute `module`."""
-    places = ((each.file, each.line) for each in job.moments.get(rank, ()) if each.phase == "forward" and each.file)
-    found = next((place for place in places if reads_attribute(*place, "module")), None)
-    return StackFrame(file=found[0], line=found[1], function="") if found is not None else None
+    line = facts.calling
+    return line if line is not None and reads_attribute(line.file, line.line, "module") else None
 
 
 def _only_reduces(log: RankLog, shape: tuple[int, ...], updates: int) -> bool:

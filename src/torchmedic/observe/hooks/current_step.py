@@ -41,13 +41,11 @@ P = ParamSpec("P")
 _MIN_ALIKE_STEPS = 8  # in a row, to know how a loop is built
 _MAX_SHORT_SECONDS = 0.015  # of a step that counts as short: to note a step in full takes a hundredth of that
 _MIN_LONG_SECONDS = 0.06  # of steps that are all noted in full: that takes half a percent, with cold caches
-_SECONDS_BETWEEN_FULL_LONGER = (
-    0.12  # between two steps that are noted in full, of steps that are neither short nor long
-)
 _MAX_STILL_SHORT_SECONDS = 0.025  # in a run that is known to have short steps: a busy machine changes nothing about it
 _MIN_STEPS = 300  # before a run is known to have short steps
-_SECONDS_BETWEEN_FULL = 0.32  # between two short steps that are noted in full, but
-_MAX_STEPS_BETWEEN_FULL = 192  # and
+_SECONDS_BETWEEN_FULL_LONGER = 0.12  # between two steps that are noted in full, if steps are neither short nor long
+_SECONDS_BETWEEN_FULL = 0.32  # between two short steps that are noted in full
+_MAX_STEPS_BETWEEN_FULL = 192
 _MAX_STEPS_BETWEEN_READS = 64  # on a device that is read late: so many losses are held
 
 

@@ -216,10 +216,12 @@ class FactsOfRank:
         self._weights = [weakref.ref(tensor) for tensor in chosen]
         self._optimizer = weakref.ref(optimizer)
         gpu = next((tensor.device for tensor in plain if tensor.is_cuda), None)
+        called = self._clock.called
         self._change(
             names=tuple(self._names.get(id(tensor), "") for tensor in chosen),
             shapes=tuple(tuple(tensor.shape) for tensor in chosen),
             nbytes=sum(tensor.numel() * tensor.element_size() for tensor in plain if tensor.requires_grad),
+            calling=StackFrame(file=called[0], line=called[1], function="") if called[0] else None,
             updating=_line(user_frame(frame)),
             device=_identity(gpu) if gpu is not None else "",
             devices=torch.cuda.device_count() if gpu is not None else 0,

@@ -39,6 +39,7 @@ class Clock:
         self.phase_started = monotonic()
         self.file = ""
         self.line = 0
+        self.called: tuple[str, int] = ("", 0)  # the line of the last call of a root module that was noted
         self.optimizer_count = 0  # of those that live
         self._optimizers: dict[int, weakref.ref[Any]] = {}  # a WeakSet is asked too slowly for every event
         self.constructions: weakref.WeakKeyDictionary[Any, Construction] = weakref.WeakKeyDictionary()  # of optimizers
@@ -93,6 +94,8 @@ class Clock:
                 self.line = place[1]
                 break
             frame = frame.f_back
+        if phase == FORWARD:
+            self.called = (self.file, self.line)
         if self.box is None and phase == BACKWARD and self.open_box is not None:
             self.open_box()
         self._write()
