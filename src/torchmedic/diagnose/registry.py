@@ -282,7 +282,6 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.loop_without_batches",
     "loop.nothing_loaded",
     "loop.optimizer_made_anew",
-    "loop.weights_thrown_far",
     "loop.dropout_in_evaluation",
     silent=True,
 )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any
 
 from torchmedic.detect.loop.incident import LoopIncident
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location, place
-from torchmedic.source.lookup.optimizers import Construction
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
@@ -23,12 +21,7 @@ class LoopEvidence:
     def __init__(self, incident: LoopIncident, agent: ProcessContext) -> None:
         self.incident = incident
         self.habits: Habits = agent.habits
-        self._constructions = agent.clock.constructions
         self.step_number, self.rank = incident.step, agent.rank
-
-    def construction(self, optimizer: Any) -> Construction | None:
-        """The call that built an optimizer."""
-        return self._constructions.get(optimizer)
 
     def at(self, role: Role, where: Place | None, label: str, *methods: str) -> Location | None:
         """A line of the user's; the call of one of these methods on it, where there is exactly one."""

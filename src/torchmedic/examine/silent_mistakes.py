@@ -19,8 +19,8 @@ from torchmedic.records import Diagnosis
 
 _NO_UPDATE = frozenset({"TM604", "TM608", "TM609", "TM624", "TM630"})  # explain why an optimizer has no gradient at all
 
-_OF_THROWN_WEIGHTS = frozenset({"TM636", "TM656"})  # follow from training that runs away, which is told in its own way
-_RUNNING_AWAY = frozenset({"TM222", "TM230", "TM234", "TM236", "TM237", "TM601", "TM656"})
+_OF_THROWN_WEIGHTS = frozenset({"TM636"})  # follow from training that runs away, which is told in its own way
+_RUNNING_AWAY = frozenset({"TM222", "TM230", "TM234", "TM236", "TM237", "TM601"})
 
 
 def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said: Said) -> None:

@@ -128,16 +128,6 @@ class UpdatesUndone(LoopIncident, frozen=True, kw_only=True):
     rate: float = 0.0
 
 
-class WeightsThrown(LoopIncident, frozen=True, kw_only=True):
-    """Each of `layers` matrices is at least `growth` times as large as before the first update, with such a `rate`."""
-
-    update: Place
-    updates: int
-    rate: float
-    growth: float
-    layers: int
-
-
 class VanishingGradients(LoopIncident, frozen=True, kw_only=True):
     """The largest gradient of each layer, from the first layer to the layer with the largest gradient.
 

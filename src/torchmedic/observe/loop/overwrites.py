@@ -23,7 +23,6 @@ _MAX_ELEMENTS = 1 << 24  # of all weights
 _MIN_MATRIX = 64  # values that show whether two matrices are alike
 _MAX_ALIKE = 0.25  # correlation of a weight with a weight that does not depend on it
 _MAX_KEPT = 0.002  # of an update that is undone; more may be a small step on purpose, as in meta-learning
-HIGH_RATE = 0.3  # with which updates may throw weights far away
 USUAL_DECAY = 0.1  # with that, a large shrinkage is the fault of the learning rate
 _MAX_KEPT_VALUE = 0.1  # of the largest change of a single value
 
@@ -31,11 +30,6 @@ _MAX_KEPT_VALUE = 0.1  # of the largest change of a single value
 def decay_of(group: dict[str, Any]) -> float:
     decay = group.get("weight_decay", 0.0)
     return float(decay) if isinstance(decay, float | int) else 0.0
-
-
-def rate_of(group: dict[str, Any]) -> float:
-    rate = group.get("lr")
-    return float(rate) if isinstance(rate, float | int) else 0.0
 
 
 class Undone(NamedTuple):
@@ -54,7 +48,7 @@ class Overwrites:
     def __init__(self) -> None:
         self.found: Undone | None = None
         self.is_over = False
-        self.first_sizes: torch.Tensor | None = None  # of the matrices, where decay or rate are above what is usual
+        self.first_sizes: torch.Tensor | None = None  # of the matrices, where weight decay is above what is usual
         self._cycles = 0
         self._full: list[tuple[float, bool]] = []
         self._tensors: list[weakref.ref[torch.Tensor]] = []  # with a gradient in the first update
@@ -77,8 +71,7 @@ class Overwrites:
         if not self._tensors:
             graded = (one for one in parameters_of(optimizer) if one.grad is not None and one.numel())
             self._tensors = list(map(weakref.ref, graded))
-            groups = optimizer.param_groups
-            if any(decay_of(group) > USUAL_DECAY or rate_of(group) >= HIGH_RATE for group in groups):
+            if any(decay_of(group) > USUAL_DECAY for group in optimizer.param_groups):
                 self.first_sizes = self.sizes()
         if self._updated:
             self._compare()
