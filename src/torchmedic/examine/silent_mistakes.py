@@ -15,11 +15,10 @@ from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.step.tensors import parameters_of
-from torchmedic.records import Diagnosis
 
 _NO_UPDATE = frozenset({"TM604", "TM608", "TM609", "TM624", "TM630"})  # explain why an optimizer has no gradient at all
 
-_OF_THROWN_WEIGHTS = frozenset({"TM636"})  # follow from training that runs away, which is told in its own way
+_OF_THROWN_WEIGHTS = frozenset({"TM636"})  # follow from training that runs away, which is told in its own way:
 _RUNNING_AWAY = frozenset({"TM222", "TM230", "TM234", "TM236", "TM237", "TM601"})
 
 
@@ -27,13 +26,8 @@ def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said:
     """Explain a mistake of the loop."""
     for incident in incidents:
         diagnosis = ask(LoopEvidence(incident, agent), registry.SILENT)
-        if diagnosis is not None and not _is_echo(diagnosis, agent, said):
+        if diagnosis is not None:
             publish_silent(diagnosis, agent, said)
-
-
-def _is_echo(diagnosis: Diagnosis, agent: ProcessContext, said: Said) -> bool:
-    is_told = agent.finite.memory.is_away or said.has_code(_RUNNING_AWAY)
-    return diagnosis.code in _OF_THROWN_WEIGHTS and is_told
 
 
 def explain_first_steps(
@@ -55,7 +49,7 @@ def explain_first_steps(
         constructions=agent.clock.constructions,
     )
     for diagnosis in ask_each(evidence, registry.CHECKUP):
-        if _is_echo(diagnosis, agent, said):
+        if diagnosis.code in _OF_THROWN_WEIGHTS and (memory.is_away or said.has_code(_RUNNING_AWAY)):
             continue
         if unreached is not None and (said.has_line(diagnosis) or (unreached.has_whole and said.has_code(_NO_UPDATE))):
             continue  # a cut is told once: as a lost term, or as lost parameters

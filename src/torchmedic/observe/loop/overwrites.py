@@ -90,16 +90,13 @@ class Overwrites:
     @torch.no_grad()
     def sizes(self) -> torch.Tensor | None:
         """The norms of the matrices, on their device; None where a tensor is not of the usual kind."""
-        matrices = self.matrices()
+        matrices = [tensor for tensor in self._living() if tensor.dim() > 1]
         if not matrices or not all(map(_is_plain, matrices)):
             return None
         if matrices[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         norms = [tensor.norm().to(matrices[0].device, torch.float32) for tensor in matrices]
         return torch.stack(norms)
-
-    def matrices(self) -> list[torch.Tensor]:
-        return [tensor for tensor in self._living() if tensor.dim() > 1]
 
     def _living(self) -> list[torch.Tensor]:
         return [tensor for reference in self._tensors if (tensor := reference()) is not None]
