@@ -36,7 +36,7 @@ def maker_of(tensor: torch.Tensor, size: int, frames: list[Frame]) -> torch.nn.M
     parameter = _parameter_behind(tensor, size)
     owned = [
         module
-        for root in roots(frames)
+        for root in _models(frames)
         for module in root.modules()
         if any(held is parameter if parameter is not None else False for held in module._parameters.values())
         or (parameter is None and _outputs(module) == size)
@@ -74,7 +74,7 @@ def _set_by_user(frames: list[Frame], layer: torch.nn.Module, built: Location, l
             pass
         case _:
             name = ""
-    models = [root for root in roots(frames) if any(module is layer for module in root.modules())]
+    models = [root for root in _models(frames) if any(module is layer for module in root.modules())]
     others = [getattr(getattr(model, "config", None), "attribute_map", None) for model in models]
     names = {name, *(each.get(name, name) for each in others if isinstance(each, dict))}
     given = [
@@ -102,7 +102,7 @@ def _built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Locati
         node = _built_in_class(type(owner), f"{name}.{path}".rstrip("."))
         if node is not None:
             return node_location("origin", node[0], node[1], label)
-    for root in given_modules(frames):
+    for root in [*given_modules(frames), *_models(frames)]:
         path = next((path for path, module in root.named_modules() if module is layer), None)
         node = built_below(root, path, type(layer)) if path else None
         if node is not None:
@@ -133,6 +133,13 @@ def table_built_at(frames: list[Frame], table: Any, layer: torch.nn.Module | Non
 def roots(frames: list[Frame]) -> list[torch.nn.Module]:
     """The modules that the user's live frames hold, the innermost frame's first, each once."""
     return list({id(module): module for *_, module in held_modules(frames)}.values())
+
+
+def _models(frames: list[Frame]) -> list[torch.nn.Module]:
+    """What `roots` gives; where only a library holds the model, the modules in its frames, outermost first."""
+    given = [value for frame in frames if not frame.is_user for value in frame.variables.values()]
+    found = {id(value): value for value in given if isinstance(value, torch.nn.Module)}
+    return roots(frames) or list(found.values())
 
 
 def _outputs(module: torch.nn.Module) -> int | None:
