@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.records import Location
+from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import (
     _built_in_class,
@@ -28,6 +28,7 @@ from torchmedic.source.syntax import FUNCTIONS, callee, innermost, nodes_in, syn
 from torchmedic.source.user_code import is_user_file, relative
 from torchmedic.source.user_variables import user_trees
 
+_COPIED = ("TransformerEncoderLayer", "TransformerDecoderLayer")
 _MAX_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 
 
@@ -172,6 +173,12 @@ def constructed_at(kind: type, numbers: tuple[int, ...], built: Location | None,
     if len(here) == 1:
         return node_location("cause", here[0].file, here[0].call, label)
     return node_location("cause", fitting[0].file, fitting[0].call, label) if len(fitting) == 1 else None
+
+
+def copied_layer_built_at(role: Role, label: str) -> Location | None:
+    """The one call that builds a layer of a Transformer, which makes copies of the layer."""
+    made = [each for kind in _COPIED for each in _calls_of(kind)]
+    return node_location(role, made[0].file, made[0].call, label) if len(made) == 1 else None
 
 
 def _in_helper(built: Location, name: str, label: str) -> Location | None:
