@@ -71,7 +71,7 @@ class FatalSignals:
 
         os.kill = kill
 
-    @contained("observe.own_kill")
+    @contained("observe.signals")
     def _dump(self) -> None:
         faulthandler.dump_traceback(self._stacks, all_threads=True)
 
