@@ -28,7 +28,7 @@ from torchmedic.supervise.proc.process import PROC
 from torchmedic.supervise.proc.syscalls import RUNNING
 
 SECONDS = 2.0
-_LOOKS = 4
+_LOOKS = 4  # within that time
 _MAX_STACKS = 32  # processes whose stacks are read, ancestors first
 _NO_RUN_FOLDER = Path("/proc")
 _MAX_NVML_SECONDS = 1.5  # for an answer of the GPU driver
