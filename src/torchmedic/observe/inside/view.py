@@ -34,7 +34,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _JOINING = "init_process_group"
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SAVING = os.path.join("torch", "serialization.py")
-_MAX_DURATIONS = 16  # the last ones of a name
+_MAX_COMPILES = 16  # the last ones
 
 
 def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread, ...] = ()) -> InsideView:
@@ -204,7 +204,7 @@ def _compiles() -> tuple[float, ...]:
     known = getattr(sys.modules.get("torch._dynamo.utils"), "compilation_time_metrics", {})
     for name in ("_compile.compile_inner", "_compile"):
         if name in known:
-            return tuple(float(seconds) for seconds in list(known[name])[-_MAX_DURATIONS:])
+            return tuple(float(seconds) for seconds in list(known[name])[-_MAX_COMPILES:])
     return ()
 
 
