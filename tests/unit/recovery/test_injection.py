@@ -21,7 +21,10 @@ def results(folder: Path, name: str, count: int, times: int) -> list[Result]:
     return msgspec.json.decode(finished.stdout.splitlines()[-1], type=list[Result])
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("momentum", "batch_norm") else name for name in LOOPS],
+)
 def test_one_fault_at_any_operation(name: str, tmp_path: Path) -> None:
     found = results(tmp_path, name, 30, 1)
     seen = Counter(how for each in found for how in each.how)
