@@ -10,7 +10,7 @@ import msgspec
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.stages import Quantity, UpdateStage
-from torchmedic.observe.step.batches import items_of
+from torchmedic.observe.step.batches import as_tuple, items_of
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.finite import is_finite
 
@@ -61,7 +61,3 @@ def of_call(incident: NonFinite, call: KeptBackward) -> NonFinite:
         loss=call.loss,
         batch_indices=as_tuple(items),
     )
-
-
-def as_tuple(items: Any) -> tuple[Any, ...]:
-    return tuple(items) if isinstance(items, list | tuple) else () if items is None else (items,)
