@@ -24,6 +24,7 @@ from torchmedic.observe.checkup.graph_facts import (
     is_mixed,
     largest_given,
     loss_of_knowing_nothing,
+    shape_of_factor,
     signed_kind,
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
@@ -57,7 +58,7 @@ class Node:
 
     __slots__ = (
         *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
-        *("missing", "mixed", "number", "sequence", "shape", "still", "zero"),
+        *("missing", "mixed", "multiplied", "number", "sequence", "shape", "still", "zero"),
     )
 
     def __init__(self, number: int, raw: Any) -> None:
@@ -80,6 +81,7 @@ class Node:
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
         self.mixed = False  # the other factor of a product is 0, or has values below 0 and above
+        self.multiplied: tuple[int, ...] = ()  # of a product: the shape of the factor that is no part of the graph
         self.still: Any = None  # for a trained weight: whether its gradient is 0; a tensor until it is read
         self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
@@ -264,6 +266,7 @@ class LossGraph:
             for position, (later, _) in enumerate(raw.next_functions):
                 if later is None:
                     node.missing.append(position)
+                    node.multiplied = shape_of_factor(node.kind, raw, position) if self._may_read else ()
                     if position == 1 and self._may_read:
                         node.factor = factor_of(node.kind, raw)
                         node.mixed = node.factor is None and is_mixed(node.kind, raw)
