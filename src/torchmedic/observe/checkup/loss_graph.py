@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import normalisations
+from torchmedic.observe.checkup import normalisations, shown_targets
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
@@ -137,6 +137,9 @@ class LossGraph:
             self.roots = [Loss(root, self._numbers.get(root.grad_fn)) for root in tensors]
             self._by_sequence = {node.sequence: node for node in self.nodes}
             self._look_at_targets()
+            self.sights: list[shown_targets.Sight] = []
+            with suppress(RuntimeError):  # a tensor of the graph is freed, or overwritten since
+                self.sights = shown_targets.find(self, self._numbers) if self._may_read and self.complete else []
             self.untrained = self._of_knowing_nothing(tensors) if step == 0 else None
         self._numbers.clear()
 
@@ -234,6 +237,7 @@ class LossGraph:
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
         places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "still", "zero")]
+        places += [(sight, name, getattr(sight, name)) for sight in self.sights for name in ("is_shifted", "is_open")]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
         tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]
