@@ -120,7 +120,9 @@ def attention_over_batch(graph: LossGraph) -> list[Node]:
                 node = graph.nodes[node.behind[0]]
             shape = node.shape or ()
             is_over_first = node.kind == "SoftmaxBackward" and node.dim in (0, -len(shape)) and len(shape) > 2
-            if is_over_first and shape[0] > 1 and shape[0] in examples and (weights.shape or ())[-2:] == shape[-2:]:
+            # A loss may be given all positions of all examples in one dimension.
+            is_batch = is_over_first and shape[0] > 1 and not examples.isdisjoint((shape[0], shape[0] * shape[-2]))
+            if is_batch and (weights.shape or ())[-2:] == shape[-2:]:
                 found.append(node)
     return found
 
