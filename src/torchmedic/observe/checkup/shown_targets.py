@@ -30,6 +30,7 @@ _BETWEEN = frozenset(  # attention weights and their product with the values
     "ViewBackward UnsafeViewBackward ReshapeAliasBackward ExpandBackward CloneBackward NativeDropoutBackward "
     "ToCopyBackward".split()
 )
+_PRODUCTS = frozenset({"AddmmBackward", "MmBackward", "BmmBackward", "LinearBackward"})
 _NORMS_OVER_ITEMS = ("NativeBatchNormBackward", "CudnnBatchNormBackward")
 
 
@@ -140,7 +141,7 @@ def _openness(graph: LossGraph, node: Node, raw: Any, length: int, shown: set[in
     """
     layer = layer_of(node)
     if isinstance(layer, torch.nn.RNNBase):
-        return True if layer.bidirectional else None
+        return True if layer.bidirectional and _gives_both_directions(graph, node, layer) else None
     if node.kind in _SOFTMAXES and signed(int(raw._saved_dim)) in (-1, len(node.shape or ()) - 1):
         is_square = (node.shape or ())[-2:] == (length, length)
         return _sees_next(raw._saved_result, _LEAST_WEIGHT) if is_square and _weighs(graph, node, shown) else None
@@ -155,6 +156,22 @@ def _openness(graph: LossGraph, node: Node, raw: Any, length: int, shown: set[in
     if mask is None or mask.shape[-2] == 1:
         return True
     return _sees_next(mask, _LEAST_MASK) if mask.shape[-2:] == (length, length) else None
+
+
+def _gives_both_directions(graph: LossGraph, node: Node, layer: torch.nn.RNNBase) -> bool:
+    """Whether a product takes what both directions made, and not one half of it, as in two models of one layer."""
+    width = 2 * (layer.proj_size or layer.hidden_size)
+    pending, seen = [node], set[int]()
+    while pending:
+        each = pending.pop()
+        if each.shape is None or each.shape[-1:] != (width,) or each.number in seen:
+            continue
+        seen.add(each.number)
+        readers = list(graph.readers(each))
+        if any(reader.kind in _PRODUCTS for reader in readers):
+            return True
+        pending += readers
+    return False
 
 
 def layer_of(node: Node) -> torch.nn.Module | None:
