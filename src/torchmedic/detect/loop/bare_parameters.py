@@ -23,6 +23,8 @@ from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_variables import user_trees
 
 _MIN_UPDATES = 12  # that left a tensor as it was
+_MIN_LAYERS = 2  # with biases that are trained
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def candidates_in(habits: Habits, owned: set[int], min_updates: int) -> dict[int, Ownerless]:
@@ -69,6 +71,37 @@ def find(
         update=steps[-1].place,
         are_bare=True,
     )
+
+
+def find_beside_biases(
+    habits: Habits,
+    weights: dict[int, Ownerless],
+    modules: list[tuple[str, nn.Module]],
+    owned: set[int],
+    built: Watched,
+    steps: list[Event],
+) -> Iterator[LoopIncident]:
+    """All weights of the layers of a model, where an optimizer has the biases of each and not one weight."""
+    for _, root in modules:
+        layers = [(path, layer) for path, layer in root.named_modules() if isinstance(layer, _LAYERS)]
+        if len(layers) < _MIN_LAYERS or not all(
+            id(layer.weight) in weights and id(layer.bias) in owned for _, layer in layers
+        ):
+            continue
+        lost = [weights[id(layer.weight)] for _, layer in layers]
+        if not any(each.is_written() for each in lost):
+            yield ParametersWithoutOptimizer(
+                step=steps[-1].step,
+                cause=chosen_at(built.built or steps[-1].place, built.caller),
+                optimizer=built.number,
+                names=[f"{path}.weight" for path, _ in layers],
+                elements=sum(layer.weight.numel() for _, layer in layers),
+                updates=habits.steps - max(each.step for each in lost),
+                update=steps[-1].place,
+                are_bare=True,
+                has_biases=True,
+            )
+            return
 
 
 def find_plain(habits: Habits, owned: set[int], roots: list[nn.Module], steps: list[Event]) -> Iterator[LoopIncident]:

@@ -339,6 +339,7 @@ class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     signed: Place | None = None
     twin: Place | None = None
     are_bare: bool = False
+    has_biases: bool = False  # the optimizer has the biases of the same layers
     is_thawed: bool = False  # they were frozen when the optimizer was built
 
 

@@ -68,6 +68,7 @@ class Reach:
         self.ownerless: dict[int, Ownerless] = {}
         self.bare: dict[int, Ownerless] = {}  # parameters that are not weights of layers, in no optimizer either
         self.plain: dict[int, Ownerless] = {}  # leaves that are no parameters and no inputs of layers, the same way
+        self.weights: dict[int, Ownerless] = {}  # of layers, where optimizers have none of them
         self._gone: list[Ownerless] = []  # whose identity another parameter has now
         self.reached_owned = False  # some loss reached a tensor that an optimizer had
         self.reached_data = False  # some loss reached a leaf that is no parameter, as an input of an attack
@@ -105,7 +106,7 @@ class Reach:
 
     @property
     def _known(self) -> tuple[dict[int, Ownerless], ...]:
-        return self.ownerless, self.bare, self.plain
+        return self.ownerless, self.bare, self.plain, self.weights
 
     def _forget_namesake(self, leaf: torch.Tensor) -> None:
         for known in self._known:
@@ -132,7 +133,11 @@ class Reach:
         layers = [(node, weights) for node in walk(starts, most=_MAX_NODES) if (weights := _weights(node))]
         trained = {node for node, weights in layers if any(id(weight) in owned for weight in weights)}
         without = [(node, weight) for node, weights in layers for weight in weights if id(weight) in lost]
-        if len(without) > _MAX_LAYERS or not (trained or is_foreign):
+        if len(without) > _MAX_LAYERS:
+            return
+        if not (is_foreign or trained):  # an optimizer has biases only, or what the layers are given
+            known = [weight for _, weight in without if _is_readable(weight)]
+            self.weights |= {id(weight): Ownerless(weight, step, is_between=False) for weight in known}
             return
         if is_foreign:  # a loss for a network that no optimizer has, as for the second of two critics
             known = [weight for _, weight in without if _is_readable(weight)]
