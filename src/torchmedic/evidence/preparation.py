@@ -53,21 +53,27 @@ class _Holder(NamedTuple):
     slice: Slice
 
 
-def line_in_preparation(frames: list[Frame], data: torch.Tensor | None, objects: list[Any]) -> Line | None:
+def line_in_preparation(
+    frames: list[Frame],
+    data: torch.Tensor | None,
+    objects: list[Any],
+    is_wrong: Callable[[Any, int], bool] = is_bad,
+) -> Line | None:
     """The line that made data bad before the training loop began, found by making the data once more.
 
     Args:
         frames: Live ones, outermost first.
         data: The bad tensor.
         objects: What holds bad data as well, such as the data set of the batch.
+        is_wrong: Given a value and a depth, tells whether it is bad, or holds something bad so deep inside.
     """
     holders = list(_holders(frames, lambda value: _is_data(value, data, objects), objects))
     # A batch that was picked by hand shares no memory with the data that it was picked from.
-    holders = holders or list(_holders(frames, lambda value: is_bad(value, 0), []))
+    holders = holders or list(_holders(frames, lambda value: is_wrong(value, 0), []))
     for holder in holders[:_MAX_HOLDERS]:
-        watch = Watch()
+        watch = Watch(is_wrong)
         result = _watched(holder.frame.live, functools.partial(_made_again, holder), watch)
-        found = _line_of(watch, result) if result is not None else None
+        found = _line_of(watch, result, is_wrong) if result is not None else None
         if found is not None:
             return found
     return None
@@ -251,10 +257,10 @@ def _made_again(holder: _Holder) -> Any:
     return names.get(holder.name)
 
 
-def _line_of(watch: Watch, result: Any) -> Line | None:
+def _line_of(watch: Watch, result: Any, is_wrong: Callable[[Any, int], bool]) -> Line | None:
     """The line that made bad what a value, or an object that it leads to, holds."""
     parts = list(_reachable(result, _MAX_DEPTH))
     found = next((line for part in parts if (line := watch.line_of(part)) is not None), None)
-    if found is None and any(is_bad(part, 3) for part in parts):
+    if found is None and any(is_wrong(part, 3) for part in parts):
         found = watch.only
     return found if found is not None and not found.is_stored else None

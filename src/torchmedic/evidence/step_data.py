@@ -21,7 +21,7 @@ from torchmedic.replay.step.earlier_step import BATCH
 from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.assignments import items_written, read_first
 from torchmedic.source.live_frames import node_location, place
-from torchmedic.source.lookup.bad_value_makers import maker_of
+from torchmedic.source.lookup.bad_value_makers import maker_of, picked_from
 from torchmedic.source.lookup.optimizers import built_at
 from torchmedic.source.lookup.origins import Origin, attribute_assignments
 from torchmedic.source.syntax import syntax_tree
@@ -210,7 +210,7 @@ def made_at(
     line = _line_in_loading(evidence, unit, tensor, row or 0)
     if line is not None:
         return place("cause", line.file, line.line, label)
-    maker = maker_of(evidence.frames, tensor)
+    maker = picked_from(evidence.frames, tensor) or maker_of(evidence.frames, tensor)
     if maker is None and holder is not None and row is None:  # the function that prepared the tensors is over
         return built_at(evidence.frames, holder, "cause", label)
     return _located(maker, label, written=written) if maker is not None else None

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from torchmedic.source.lookup import optimizers
-from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.live_frames import place
+from torchmedic.source.lookup import named_numbers, optimizers
+from torchmedic.source.lookup.named_numbers import set_and_used
 from torchmedic.source.lookup.optimizers import Construction, advanced_at, built_at, construction
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import syntax_tree
@@ -49,10 +50,24 @@ def test_a_rate_that_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "config_of_test.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     __import__("config_of_test")
-    found = {value: value_written_at(value, None, "") for value in (6.5, 2.5, 7.5, 3.5)}
-    lines = {value: place.line for value, place in found.items() if place is not None}
+    found = {value: set_and_used(value, None, "") for value in (6.5, 2.5, 7.5, 3.5)}
+    lines = {value: places[0].line for value, places in found.items() if places}
     assert lines == {6.5: 1, 2.5: 2}  # 7.5 is no rate, 3.5 is written twice
     sys.modules.pop("config_of_test")
+
+
+def test_the_name_that_is_used_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["lr = 0.5", "def build(lr_actor=8.5,", "          lr_critic=8.5):", "    return make(lr=lr_critic)"]
+    lines += ["spelled = make(lr=0.5)", "peak = base * batch / 256", "computed = make(lr=peak)"]
+    (tmp_path / "rates_of_test.py").write_text("\n".join(lines))
+    file = str(tmp_path / "rates_of_test.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(named_numbers, "loaded_files", lambda: [file])
+    use = place("cause", file, 4, "used here")
+    assert [(each.role, each.line) for each in set_and_used(8.5, use, "")] == [("cause", 3), ("origin", 4)]
+    spelled = place("cause", file, 5, "used here")
+    assert set_and_used(0.5, spelled, "") == (spelled,)  # nothing else is looked for
+    assert [each.line for each in set_and_used(4.0, place("cause", file, 7, "used here"), "")] == [6, 7]
 
 
 def test_the_line_that_has_a_schedule_advance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

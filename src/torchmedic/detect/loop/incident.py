@@ -207,12 +207,17 @@ class ClassesInOrder(LoopIncident, frozen=True, kw_only=True):
 
 
 class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
-    """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known."""
+    """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known.
+
+    With `is_one_item` labels are equal as well: the attribute has an entry for each item, and one of them is given for
+    all.
+    """
 
     data: Place
     name: str
     rows: int
     batches: int
+    is_one_item: bool = False
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
@@ -334,6 +339,7 @@ class ParametersWithoutOptimizer(LoopIncident, frozen=True, kw_only=True):
     signed: Place | None = None
     twin: Place | None = None
     are_bare: bool = False
+    has_biases: bool = False  # the optimizer has the biases of the same layers
     is_thawed: bool = False  # they were frozen when the optimizer was built
 
 

@@ -7,7 +7,8 @@ the loss, as through a head, or the loop treats it as trained (`decoder.train()`
 parameters, so that one of them was meant for this layer. A head beside modules that the optimizer was given one by one
 counts as a part of the same model. So does a decoder that is to give back what the model was given, or that has a table
 for tokens. So does a network with a term of the loss that reaches no parameter of an optimizer, as a critic beside an
-actor. A selection of single parameters by a condition and an optimizer that is built later keep this module silent.
+actor, and so do all layers of a model of which an optimizer has the biases only. A selection of single parameters by a
+condition and an optimizer that is built later keep this module silent.
 """
 
 from __future__ import annotations
@@ -56,23 +57,28 @@ class _Held(NamedTuple):
 
 
 def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIncident]:
-    candidates = {
-        id(tensor): each
-        for each in habits.reach.ownerless.values()
-        if habits.steps - each.step >= _MIN_UPDATES
-        and (tensor := _untouched(each)) is not None
-        and id(tensor) not in owned
-    }
+    candidates, weights = (
+        {
+            id(tensor): each
+            for each in known.values()
+            if habits.steps - each.step >= _MIN_UPDATES
+            and (tensor := _untouched(each)) is not None
+            and id(tensor) not in owned
+        }
+        for known in (habits.reach.ownerless, habits.reach.weights)
+    )
     stepping = [habits.optimizers[number] for number in {event.who for event in steps} if number in habits.optimizers]
     built = next((watched for watched in stepping if watched.built is not None), None)
     bare = bare_parameters.candidates_in(habits, owned, _MIN_UPDATES)
-    if not (candidates or bare) or built is None or _is_chosen(habits):
+    if not (candidates or bare or weights) or built is None or _is_chosen(habits):
         return
     lone: dict[str, torch.Tensor] = {}
     held = list(_held(sys._getframe(), lone))
-    if bare and all(event.fact.has_gradient for event in steps[-4:]):
+    if (bare or weights) and all(event.fact.has_gradient for event in steps[-4:]):
         modules = [(each.name, each.module) for each in held]
-        if incidents := list(bare_parameters.find(habits, bare, modules, lone, owned, built, steps)):
+        incidents = list(bare_parameters.find(habits, bare, modules, lone, owned, built, steps))
+        incidents = incidents or list(bare_parameters.find_beside_biases(habits, weights, modules, owned, built, steps))
+        if incidents:
             yield from incidents
             return
     found: dict[str, nn.Module] = {}

@@ -55,16 +55,23 @@ def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncide
     if len(fetches) < _MIN_BATCHES or rows < _MIN_ROWS or len(looks) != 1 or 0 in looks:
         return
     last = fetches[-1]
-    if not any(event.fact.look.labels_differ for event in fetches) or _is_meant(last.fact.look.value):
-        return
     dataset = habits.thing(last.fact.dataset)
-    if dataset is None:
+    if dataset is None or _is_meant(last.fact.look.value):
         return
-    while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset"):
+    is_one_item = not any(event.fact.look.labels_differ for event in fetches)
+    while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset") and not is_one_item:
         dataset = dataset.dataset
-    name, place = _source(dataset)
+    name, place = _taken_from(dataset) if is_one_item else _source(dataset)
+    if is_one_item and place is None:
+        return
     yield IdenticalInputs(
-        step=last.step, cause=place or last.place, data=last.place, name=name, rows=rows, batches=len(fetches)
+        step=last.step,
+        cause=place or last.place,
+        data=last.place,
+        name=name,
+        rows=rows,
+        batches=len(fetches),
+        is_one_item=is_one_item,
     )
 
 
@@ -113,10 +120,32 @@ def _source(dataset: Any) -> tuple[str, Place | None]:
     return "", Place(getter.co_filename, returns[-1].lineno if returns else getter.co_firstlineno)
 
 
+def _taken_from(dataset: Any) -> tuple[str, Place | None]:
+    """The table of a dataset that has a different entry for each item, and the line that takes the same one always."""
+    getter = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+    if getter is None or not is_user_file(getter.co_filename):
+        return "", None
+    function = function_of(syntax_tree(getter.co_filename), getter)
+    variables = {node.id for node in nodes_in(function) if isinstance(node, ast.Name)} - {"self"}
+    for node in nodes_in(function):
+        match node:
+            case ast.Subscript(value=ast.Attribute(value=ast.Name(id="self"), attr=name), slice=index):
+                values = vars(dataset).get(name)
+                if any(isinstance(part, ast.Name) and part.id in variables for part in ast.walk(index)):
+                    continue  # perhaps the index that the getter was given, or one that is made of it
+                if _is_table(values, len(dataset)) and not _is_same_for_all(values, len(dataset)):
+                    return name, Place(getter.co_filename, node.lineno)
+    return "", None
+
+
+def _is_table(values: Any, length: int) -> bool:
+    is_table = isinstance(values, list | tuple | torch.Tensor) or type(values).__name__ == "ndarray"
+    return is_table and len(values) == length > 1
+
+
 def _is_same_for_all(values: Any, length: int) -> bool:
     """Whether a table of all items holds the same for each."""
-    is_table = isinstance(values, list | tuple | torch.Tensor) or type(values).__name__ == "ndarray"
-    if not is_table or len(values) != length:
+    if not _is_table(values, length):
         return False
     some = [getattr(value, "tolist", lambda kept=value: kept)() for value in values[:: max(1, length // _MAX_COMPARED)]]
     return all(isinstance(one, int | float | str | list) for one in some) and all(one == some[0] for one in some)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmedic.detect.loop import frozen_layers, new_layers, new_leaves, ownerless
+from torchmedic.detect.loop import bare_parameters, frozen_layers, new_layers, new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
     LoopIncident,
@@ -58,6 +58,8 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     held = [tensor for optimizer in living for tensor in parameters_of(optimizer)]
     yield from frozen_layers.find(habits, held, steps)
     owned = {id(tensor) for tensor in held}
+    roots = _roots(habits)
+    yield from bare_parameters.find_plain(habits, owned, roots, steps)
     nobodys = [
         tensor
         for tensor, reached in reach.living()
@@ -67,7 +69,6 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     ]
     if not nobodys:
         return
-    roots = _roots(habits)
     found = list(_unregistered(habits, nobodys, owned, roots, steps))
     found = found or list(_replaced(habits, nobodys, owned, roots, steps)) or list(_twin(habits, nobodys, roots, steps))
     yield from found or list(_useless(habits, nobodys, steps)) or ownerless.find(habits, owned, steps)

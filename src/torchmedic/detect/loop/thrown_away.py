@@ -1,9 +1,10 @@
 """Statements that compute new values and throw them away: `ids.masked_fill(chosen, 0)`, `p = p.clamp(0, 1)`.
 
 An operation of torch's without a trailing underscore changes nothing: it returns a new tensor. As a statement of its
-own it has no effect. Neither has an assignment to the variable of a loop over parameters that nothing reads afterwards:
-the name gets another value, the parameter stays as it is. Only functions that the running code names are looked at.
-Left alone are operands that nobody reads, as of a trial or a warm-up: there the twin in place would change nothing.
+own it has no effect. Neither has an assignment to the variable of a loop over parameters that nothing reads afterwards
+(`p = p - rate * p.grad`): the name gets another value, the parameter stays as it is. Only functions that the running
+code names are looked at. Left alone are operands that nobody reads, as of a trial or a warm-up: there the twin in place
+would change nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _NUMBERS = frozenset("float int abs min max len".split())
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
-    if habits.steps < _MIN_STEPS:
+    turns = habits.steps if habits.optimizers else sum(event.kind == "backward" for event in habits.events)
+    if turns < _MIN_STEPS:
         return
     found = [(file, *each) for file, tree in user_trees() for each in _in_file(tree)]
     running = set(_functions()) if found else set()
@@ -112,9 +114,7 @@ def thrown_away(function: ast.AST) -> Iterator[tuple[ast.Expr | ast.Assign, str]
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name)) as call) if name in _UNMISTAKABLE:
                 if not any(given.arg in ("out", None) for given in call.keywords) and _is_kept(function, node):
                     yield node, name
-            case ast.For(iter=iterable) if any(
-                isinstance(each, ast.Call) and callee(each) in _PARAMETERS for each in ast.walk(iterable)
-            ):
+            case ast.For():
                 yield from _rebound(function, node)
 
 
@@ -161,11 +161,18 @@ def _is_other(file: str, operand: str, variables: list[tuple[str, str, Any]]) ->
 
 def _rebound(function: ast.AST, loop: ast.For) -> Iterator[tuple[ast.Assign, str]]:
     names = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
+    is_over_parameters = any(isinstance(each, ast.Call) and callee(each) in _PARAMETERS for each in ast.walk(loop.iter))
     for node in (each for statement in loop.body for each in ast.walk(statement)):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in names:
+                if not (is_over_parameters or _reads_gradient(value, name)):
+                    continue
                 if _is_new_value(value, name) and not _is_read(function, loop, node, name):
                     yield node, name
+
+
+def _reads_gradient(value: ast.expr, name: str) -> bool:
+    return any(isinstance(each, ast.Attribute) and ast.unparse(each) == f"{name}.grad" for each in ast.walk(value))
 
 
 def _is_new_value(value: ast.expr, name: str) -> bool:

@@ -241,13 +241,14 @@ class GraphCuts:
                 cut.fed |= cut.result is not None and id(cut.result()) in given
 
     def _module_returned(self, module: torch.nn.Module, args: Any, result: Any) -> None:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(self._ungraded) >= _MAX_CUTS:
+        if not isinstance(result, torch.Tensor) or torch.compiler.is_compiling() or len(self._ungraded) >= _MAX_CUTS:
             return
-        if isinstance(result, torch.Tensor):
-            known = self._ungraded.get(id(result))
-            inner = known.modules if known is not None and known.result() is result else frozenset[int]()
-            modules = inner | {id(part) for part in module.modules()}
-            self._ungraded[id(result)] = _Ungraded(weakref.ref(result), modules)
+        known, parts = self._ungraded.get(id(result)), set(map(id, module.modules()))
+        if torch.is_grad_enabled():  # inside of the module, something may have been called without gradients
+            parts = {part for part in parts if (called := self._called.get(part)) and not called.with_gradient}
+        parts |= known.modules if known is not None and known.result() is result else frozenset()
+        if parts and not (torch.is_grad_enabled() and result.requires_grad):
+            self._ungraded[id(result)] = _Ungraded(weakref.ref(result), frozenset(parts))
 
     def feeds_trained(self, module: torch.nn.Module) -> bool:
         """Whether trained layers are given what a module computes without gradients."""

@@ -50,7 +50,8 @@ def look_at(batch: Any) -> BatchLook:
     row = [value for each in inputs for value in each[0].reshape(-1)[:_SAMPLE].tolist()]
     varied = [each for each in labels if not _has_equal_rows(each)]
     value = float(row[0]) if len(set(row)) == 1 else None
-    return BatchLook(rows, hash(tuple(row)), bool(varied), labels=frozenset(map(_number, varied)), value=value)
+    numbers = frozenset(map(_number, varied or labels))
+    return BatchLook(rows, hash(tuple(row)), bool(varied), labels=numbers, value=value)
 
 
 def targets_of(roots: Iterable[Any]) -> frozenset[int]:

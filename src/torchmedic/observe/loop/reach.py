@@ -67,6 +67,8 @@ class Reach:
         self.walks = 0
         self.ownerless: dict[int, Ownerless] = {}
         self.bare: dict[int, Ownerless] = {}  # parameters that are not weights of layers, in no optimizer either
+        self.plain: dict[int, Ownerless] = {}  # leaves that are no parameters and no inputs of layers, the same way
+        self.weights: dict[int, Ownerless] = {}  # of layers, where optimizers have none of them
         self._gone: list[Ownerless] = []  # whose identity another parameter has now
         self.reached_owned = False  # some loss reached a tensor that an optimizer had
         self.reached_data = False  # some loss reached a leaf that is no parameter, as an input of an attack
@@ -88,22 +90,26 @@ class Reach:
         leaves: list[torch.Tensor] = []
         for node in walk(starts, seen, _MAX_NODES):
             leaf = getattr(node, "variable", None)
-            if leaf is not None:
-                leaves.append(leaf)
-            if isinstance(leaf, torch.nn.Parameter):
-                if id(leaf) not in self.found:
-                    self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step, leaf.shape)
-                self._forget_namesake(leaf)
-                if id(leaf) not in owned and id(leaf) not in self.ownerless and id(leaf) not in self.bare:
-                    lost.add(id(leaf))
+            if leaf is None:
+                continue
+            leaves.append(leaf)
+            if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in self.found:
+                self.found[id(leaf)] = Reached(weakref.ref(leaf), leaf._version, step, leaf.shape)
+            self._forget_namesake(leaf)
+            if id(leaf) not in owned and not any(id(leaf) in known for known in self._known):
+                lost.add(id(leaf))
         self.complete &= len(seen) < _MAX_NODES
         self._note_leaves(leaves, owned)
         if lost and owned:
             is_foreign = not any(id(leaf) in owned for leaf in leaves)
             self._remember(starts, lost, owned, step, is_foreign=is_foreign)
 
+    @property
+    def _known(self) -> tuple[dict[int, Ownerless], ...]:
+        return self.ownerless, self.bare, self.plain, self.weights
+
     def _forget_namesake(self, leaf: torch.Tensor) -> None:
-        for known in (self.ownerless, self.bare):
+        for known in self._known:
             if id(leaf) in known and known[id(leaf)].reference() is not leaf:
                 self._gone.append(known.pop(id(leaf)))
 
@@ -127,7 +133,11 @@ class Reach:
         layers = [(node, weights) for node in walk(starts, most=_MAX_NODES) if (weights := _weights(node))]
         trained = {node for node, weights in layers if any(id(weight) in owned for weight in weights)}
         without = [(node, weight) for node, weights in layers for weight in weights if id(weight) in lost]
-        if len(without) > _MAX_LAYERS or not (trained or is_foreign):
+        if len(without) > _MAX_LAYERS:
+            return
+        if not (is_foreign or trained):  # an optimizer has biases only, or what the layers are given
+            known = [weight for _, weight in without if _is_readable(weight)]
+            self.weights |= {id(weight): Ownerless(weight, step, is_between=False) for weight in known}
             return
         if is_foreign:  # a loss for a network that no optimizer has, as for the second of two critics
             known = [weight for _, weight in without if _is_readable(weight)]
@@ -136,7 +146,8 @@ class Reach:
         bare = lost - {id(weight) for _, weight in without}
         if 0 < len(bare) <= _MAX_LAYERS:
             for leaf in _meeting(starts, bare, trained):
-                self.bare[id(leaf)] = Ownerless(leaf, step, is_between=True)
+                is_parameter = isinstance(leaf, torch.nn.Parameter)
+                (self.bare if is_parameter else self.plain)[id(leaf)] = Ownerless(leaf, step, is_between=is_parameter)
         giving_back = _giving_back(starts)
         nearest = _nearest(starts, trained)
         alone = {node for term in _terms(starts) if (behind := _without_owner(term, owned)) for node in behind}
@@ -190,9 +201,13 @@ def _giving_back(starts: list[Any]) -> set[Any]:
 
 
 def _meeting(starts: list[Any], wanted: set[int], trained: set[Any]) -> list[torch.Tensor]:
-    """The wanted leaves that an operation combines with the result of a trained layer. A sum of losses is none."""
+    """The wanted leaves that an operation combines with the result of a trained layer. A sum of losses is none.
+
+    A leaf that is no parameter and that a trained layer is given as well is data.
+    """
     reached: dict[Any, frozenset[Any]] = {}  # by node: the wanted leaves behind it, and None if a trained layer is
     found: dict[int, torch.Tensor] = {}
+    data: set[int] = set()
     pending = [(start, False) for start in starts if start is not None]
     while pending:
         node, is_ready = pending.pop()
@@ -209,8 +224,10 @@ def _meeting(starts: list[Any], wanted: set[int], trained: set[Any]) -> list[tor
         if None in here and not _adds_losses(node):
             alone = (each for part in behind if None not in part for each in part)
             found |= {id(each.variable): each.variable for each in alone}
+        if node in trained:
+            data |= {id(each.variable) for each in here if each is not None}
         reached[node] = here | {None} if node in trained else here
-    return list(found.values())
+    return [leaf for leaf in found.values() if isinstance(leaf, torch.nn.Parameter) or id(leaf) not in data]
 
 
 def _adds_losses(node: Any) -> bool:

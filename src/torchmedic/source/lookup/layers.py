@@ -24,7 +24,7 @@ from torchmedic.source.lookup.layer_construction import (
 )
 from torchmedic.source.lookup.origins import origin_of, user_argument
 from torchmedic.source.objects.graph import walk
-from torchmedic.source.syntax import FUNCTIONS, callee, innermost, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file, relative
 from torchmedic.source.user_variables import user_trees
 
@@ -56,7 +56,21 @@ def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> L
         return None
     if not is_user_file(os.path.abspath(found.file)):
         return _set_by_user(frames, layer, found, label) or found
-    return _in_helper(found, type(layer).__name__, label) or found
+    name = type(layer).__name__
+    return _in_helper(found, name, label) or _named_in_table(found, name, label) or found
+
+
+def _named_in_table(built: Location, name: str, label: str) -> Location | None:
+    """The only text in the user's files that is the name of a class which no line of them calls: `("Softmax", {})`."""
+    if any(True for _ in _calls_of(name)):
+        return None
+    texts = [
+        (file, node)
+        for file, tree in user_trees()
+        for node in nodes_in(tree)
+        if isinstance(node, ast.Constant) and node.value == name
+    ]
+    return node_location(built.role, *texts[0], label) if len(texts) == 1 else None
 
 
 def _set_by_user(frames: list[Frame], layer: torch.nn.Module, built: Location, label: str) -> Location | None:
@@ -184,15 +198,30 @@ def copied_layer_built_at(role: Role, label: str) -> Location | None:
 def _in_helper(built: Location, name: str, label: str) -> Location | None:
     """The only call of a class in the helper functions of the function around a line; None if the line has such a call.
 
-    So `self.body = nn.Sequential(*parts)` leads to the line of a helper function that makes one of the parts.
+    So `self.body = nn.Sequential(*parts)` leads to the line of a helper function that makes one of the parts. Where the
+    line calls what a table or a parameter holds, as `HEADS[name](...)`, any function of the user's may be the helper.
     """
     tree = syntax_tree(os.path.abspath(built.file))
     around = innermost(tree, built.line, FUNCTIONS) if tree is not None else None
     if around is None or any(_is_at(each, built) for each in _calls_of(name)):
         return None
-    called = {callee(node) for node in ast.walk(around) if isinstance(node, ast.Call)}
-    fitting = [each for each in _calls_of(name) if each.function and each.function in called]
+    calls = [node for node in ast.walk(around) if isinstance(node, ast.Call)]
+    called = {callee(node) for node in calls}
+    within = [each for each in _calls_of(name) if each.function]
+    fitting = [each for each in within if each.function in called]
+    if not fitting and any(_is_chosen(node, around) for node in calls if has_line(node, built.line)):
+        fitting = within
     return node_location(built.role, fitting[0].file, fitting[0].call, label) if len(fitting) == 1 else None
+
+
+def _is_chosen(call: ast.Call, around: ast.AST) -> bool:
+    """Whether a call is one of what a table, another call or a parameter of the function holds."""
+    match call.func:
+        case ast.Subscript() | ast.Call():
+            return True
+        case ast.Name(id=name):
+            return any(isinstance(node, ast.arg) and node.arg == name for node in ast.walk(around))
+    return False
 
 
 def _is_at(made: _Made, built: Location) -> bool:

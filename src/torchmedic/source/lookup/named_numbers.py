@@ -3,28 +3,71 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
+
+import msgspec
 
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location
-from torchmedic.source.syntax import FUNCTIONS, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, has_line, last_name, nodes_in, syntax_tree
 from torchmedic.source.user_variables import loaded_files
 
-_RATE_NAMES = ("lr", "learning_rate", "rate", "eta", "alpha", "step_size")  # that a variable may have, or end with
+# Names that a variable may have, or begin or end with.
+RATE = ("lr", "learning_rate", "rate", "eta", "alpha", "step_size")
+DECAY = ("decay", "wd")
+ANY = ("",)
 
 
-def value_written_at(
-    value: float, cause: Location | None, label: str, role: Role = "origin", *, any_name: bool = False
-) -> Location | None:
-    """The only named number in the user's files with a value; None where the cause shows it already.
+def set_and_used(value: float, use: Location | None, label: str, names: tuple[str, ...] = RATE) -> tuple[Location, ...]:
+    """Where the user's files give a number its name, as the cause, and where it is used; only the use if not known.
 
-    The name must be that of a learning rate, unless any will do.
+    A number that no line spells out may be computed: `lr = base_lr * batch_size / 256`.
+
+    Args:
+        value: The number.
+        use: The line that uses it. Where the line spells the number out, nothing else is looked for.
+        label: What to say of the line with the name.
+        names: What the name may be.
     """
-    found = written_at(value, any_name=any_name)
-    origin = node_location(role, *found, label) if found is not None else None
-    if origin is None or (cause is not None and (origin.file, origin.line) == (cause.file, cause.line)):
-        return None
-    return origin
+    statement = _statement_at(use)
+    is_spelled_out = statement is not None and any(is_number(node, value) for node in ast.walk(statement))
+    found = None if is_spelled_out else written_at(value, names, _words_in(statement)) or _computed_at(statement, names)
+    named = node_location("cause", *found, label) if found is not None else None
+    if named is None or use is None or (named.file, named.line) == (use.file, use.line):
+        return tuple(each for each in (use or named,) if each is not None)
+    return named, msgspec.structs.replace(use, role="origin")
+
+
+def _computed_at(statement: ast.stmt | None, names: tuple[str, ...]) -> tuple[str, ast.AST] | None:
+    """The only expression that computes what a statement passes on by name, as `SGD(..., lr=rate)`."""
+    own = set(ast.walk(statement)) if statement is not None and names != ANY else set()
+    words = [node for node in own if isinstance(node, ast.keyword) and _is_called(node.arg or "", names)]
+    given = last_name(words[0].value) if len(words) == 1 else ""
+    found = [
+        (file, node)
+        for file in loaded_files()
+        for name, node in _named_values(syntax_tree(file))
+        if name == given != "" and isinstance(node, ast.BinOp | ast.Call) and node not in own
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _statement_at(use: Location | None) -> ast.stmt | None:
+    """The smallest statement at a place."""
+    tree = syntax_tree(os.path.abspath(use.file)) if use is not None else None
+    around = [node for node in nodes_in(tree) if use and isinstance(node, ast.stmt) and has_line(node, use.line)]
+    return around[-1] if around and not hasattr(around[-1], "body") else None
+
+
+def _words_in(statement: ast.stmt | None) -> frozenset[str]:
+    """The names, attributes and keys that a statement reads."""
+    read = ast.walk(statement) if statement is not None else ()
+    return frozenset(
+        str(getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "value", ""))
+        for node in read
+        if isinstance(node, ast.Name | ast.Attribute | ast.Constant)
+    )
 
 
 def is_number(node: ast.AST | None, value: float) -> bool:
@@ -38,15 +81,23 @@ def is_number(node: ast.AST | None, value: float) -> bool:
     )
 
 
-def written_at(value: float, *, any_name: bool = False) -> tuple[str, ast.AST] | None:
-    """The only named number in the user's files with this value; most often the name must be that of a rate."""
-    found = [
-        (file, node)
+def written_at(
+    value: float, names: tuple[str, ...] = RATE, used: frozenset[str] = frozenset()
+) -> tuple[str, ast.AST] | None:
+    """The only number in the user's files with this value and one of these names.
+
+    Where several have it, the only one of them counts whose name is among those that are `used`.
+    """
+    named = [
+        (name.lstrip("-").replace("-", "_"), (file, node))
         for file in loaded_files()
         for name, node in _named_values(syntax_tree(file))
-        if node is not None and is_number(node, value) and (any_name or _names_rate(name))
+        if node is not None and is_number(node, value)
     ]
-    return found[0] if len(found) == 1 else None
+    fitting = [found for name, found in named if _is_called(name, names)]
+    read = [found for name, found in named if name in used]
+    both = [found for found in read if found in fitting]
+    return next((found[0] for found in (both, fitting, read) if len(found) == 1), None)
 
 
 def reduction_written_at(value: str, role: Role, label: str) -> Location | None:
@@ -60,10 +111,10 @@ def reduction_written_at(value: str, role: Role, label: str) -> Location | None:
     return node_location(role, *found[0], label) if len(found) == 1 else None
 
 
-def _names_rate(name: str) -> bool:
+def _is_called(name: str, names: tuple[str, ...]) -> bool:
     """`lr`, `base_lr`, `lr_critic`, `learning_rates`."""
     plain = name.lower().rstrip("s")
-    return plain.endswith(_RATE_NAMES) or any(plain.startswith(f"{each}_") for each in _RATE_NAMES)
+    return plain.endswith(names) or any(plain.startswith(f"{each}_") for each in names)
 
 
 def _named_values(tree: ast.AST | None) -> Iterator[tuple[str, ast.AST | None]]:

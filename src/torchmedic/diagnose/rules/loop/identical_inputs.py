@@ -1,7 +1,8 @@
 """All items of the data have the same input, and their labels differ.
 
 What: in every batch that was looked at, each row of the input is equal to each other row, also to those of the other
-batches. The labels are not all equal.
+batches. The labels are not all equal, or the dataset has a table with a different entry for each item and takes one of
+them for every index.
 
 Why: the preparation of the data lost everything: an integer division such as `pixels // 255`, a vocabulary in which no
 word is found, so that all words are unknown, a file that could not be read and was replaced by zeros, one array that is
@@ -22,6 +23,8 @@ from torchmedic.evidence.loop import LoopEvidence
 def check(evidence: LoopEvidence, incident: IdenticalInputs) -> Draft | None:
     draft = check.draft(evidence, "likely")
     draft.message = "the model can learn nothing from its inputs: all items have the same input, and different labels"
+    if incident.is_one_item:
+        return _one_item(evidence, incident, draft)
     draft.cause = f"all {incident.rows} rows of the inputs in {incident.batches} batches are equal"
     if incident.name:
         draft.cause += f"; `self.{incident.name}` of the dataset holds one value for all items"
@@ -30,4 +33,14 @@ def check(evidence: LoopEvidence, incident: IdenticalInputs) -> Draft | None:
         draft.at(evidence.at("surfaced", incident.data, "the batches come from here"))
     draft.because("the labels of these rows are not all equal, and the loss compares with them")
     draft.help("print two items of the dataset, and find the step of the preparation that makes their inputs equal")
+    return draft.rated("warning")
+
+
+def _one_item(evidence: LoopEvidence, incident: IdenticalInputs, draft: Draft) -> Draft:
+    draft.message = "the model sees one item only: the dataset gives the same one for every index"
+    draft.cause = f"`self.{incident.name}` has a different entry for each item, and the same one is taken for all"
+    draft.at(evidence.at("cause", incident.cause, "the same entry for every index"))
+    draft.at(evidence.at("surfaced", incident.data, "the batches come from here"))
+    draft.because(f"all {incident.rows} rows of inputs and of labels in {incident.batches} batches are equal")
+    draft.help(f"take the entry of the index that `__getitem__` is given: `self.{incident.name}[index]`")
     return draft.rated("warning")

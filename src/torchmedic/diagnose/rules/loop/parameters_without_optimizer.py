@@ -45,6 +45,8 @@ def check(evidence: LoopEvidence, incident: ParametersWithoutOptimizer) -> Draft
         + ("none of them" if incident.is_thawed else "none of them: they still have their first values"),
         ""
         if incident.sign or incident.twin or incident.is_thawed
+        else "the optimizer has the biases of the same layers, and not one weight"
+        if incident.has_biases
         else "the step combines them with the result of layers that an optimizer has"
         if incident.are_bare
         else "gradients pass through them from the loss to layers of the same model that an optimizer has",

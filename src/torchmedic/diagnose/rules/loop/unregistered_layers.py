@@ -2,11 +2,12 @@
 
 What: `self.layers = [nn.Linear(...), ...]` hides the layers from `parameters()`, `state_dict()`, `to()` and `train()`.
 They take part in the forward pass and get gradients, but no optimizer has them, so they keep their initial weights, and
-they are not saved.
+they are not saved. The same goes for `self.scale = torch.ones(1, requires_grad=True)`.
 
-Why: a module registers only attributes that are modules or parameters; a Python list is neither.
+Why: a module registers only attributes that are modules or parameters; a Python list or a plain tensor is neither.
 
-Cure: use `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterList` for parameters.
+Cure: use `nn.ModuleList` for a list, `nn.ModuleDict` for a dict, `nn.ParameterList` for parameters, and
+`nn.Parameter(...)` for a tensor.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Draft | None:
     name, kind = incident.name, incident.kind
     path = ".".join(filter(None, (incident.path, name)))
     draft = check.draft(evidence, "proven")
+    if kind == "tensor":
+        return _plain(evidence, incident, draft, path)
     draft.message = (
         f"{count(incident.elements, 'weight')} in the {kind} `{path}` are not trained: they are not parameters "
         "of the model"
@@ -44,6 +47,18 @@ def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Draft | None:
     if not incident.holds_modules:
         wrapper = {"dict": "nn.ParameterDict"}.get(kind, "nn.ParameterList")
     return draft.help(f"put them into {wrapper}(...)", safety="changes-training")
+
+
+def _plain(evidence: LoopEvidence, incident: UnregisteredLayers, draft: Draft, path: str) -> Draft:
+    draft.message = f"`{path}` is not trained: it is a plain tensor, not a parameter of the model"
+    draft.cause = f"`parameters()` does not list the tensor `{path}`, so no optimizer has got it"
+    draft.at(_assigned(evidence, incident, "a plain tensor is not registered"))
+    draft.at(evidence.at("surfaced", incident.cause, "leaves it as it is", "step"))
+    draft.because(
+        "it has `requires_grad=True` and the loss reaches it, and no update has changed it",
+        "it is missing from state_dict() too, and .to(device) does not move it",
+    )
+    return draft.help(f"make it a parameter: `self.{incident.name} = nn.Parameter(...)`", safety="changes-training")
 
 
 def _assigned(evidence: LoopEvidence, incident: UnregisteredLayers, label: str) -> Location | None:

@@ -16,7 +16,7 @@ from torchmedic.detect.loop.incident import UpdatesLost
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
-from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.named_numbers import ANY, set_and_used
 
 
 @loop_rule("TM626", "updates-lost-in-rounding", UpdatesLost)
@@ -37,14 +37,13 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
             f"the weights hardly change: an update moves none of them by more than {incident.change:.1e} of their size"
         )
         draft.cause = f"{made}, the updates are next to nothing"
+    cause, bound = evidence.at("cause", incident.cause, label), incident.clipped_to
+    draft.at(*(set_and_used(bound, cause, "the bound of the norm", ANY) if bound is not None else (cause,)))
     draft.at(
-        evidence.at("cause", incident.cause, label),
         evidence.at(
             "surfaced", incident.update, "changes next to nothing" if incident.change else "is rounded away", "step"
-        ),
+        )
     )
-    if incident.clipped_to is not None:
-        draft.at(value_written_at(incident.clipped_to, None, "the bound of the norm", any_name=True))
     still = incident.graded - incident.moved
     draft.because(
         f"at that pace, {1 / incident.change:.1e} updates would change the weights as a whole"

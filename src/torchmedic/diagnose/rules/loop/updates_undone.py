@@ -17,6 +17,7 @@ from torchmedic.detect.loop.incident import UpdatesUndone
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.source.lookup.named_numbers import DECAY, set_and_used
 
 
 @loop_rule("TM629", "updates-undone", UpdatesUndone)
@@ -51,7 +52,8 @@ def _decay(evidence: LoopEvidence, incident: UpdatesUndone) -> Draft:
     taken = 1 - incident.kept
     draft.message = f"the weight decay is too large: each update takes {taken:.0%} of every weight away"
     draft.cause = f"with weight_decay={incident.decay:g} and a learning rate of {incident.rate:g}, updates do not last"
-    draft.at(evidence.at("cause", incident.cause, f"weight_decay={incident.decay:g}"))
+    cause = evidence.at("cause", incident.cause, f"weight_decay={incident.decay:g}")
+    draft.at(*set_and_used(incident.decay, cause, "the weight decay", DECAY))
     draft.at(evidence.at("surfaced", incident.update, "shrinks the weights", "step"))
     draft.because(f"after 20 more updates, {incident.kept**20:.1%} of an update is left")
     draft.help("lower the weight decay: 0.0001 to 0.1 is usual", safety="changes-training")

@@ -12,7 +12,7 @@ from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade, Location, Treatment
 from torchmedic.replay.trajectory.course import Course
-from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.named_numbers import ANY, set_and_used
 from torchmedic.source.lookup.optimizers import rate_given_at
 from torchmedic.source.spots import Spot
 
@@ -108,9 +108,7 @@ def rate_location(evidence: NumbersEvidence, optimizer: Any, rate: float, group:
 def locate_factor(draft: Draft, spot: Spot, label: str, factor: float) -> None:
     """The line of a factor, where the script gives the factor a name, is the cause; else the product is."""
     product, factor = spot.location("cause", label), float(f"{factor:.4g}")
-    written = value_written_at(factor, product, f"the factor is {factor:.6g}", role="cause", any_name=True)
-    draft.at(written)
-    draft.at(product if written is None else spot.location("origin", label))
+    draft.at(*set_and_used(factor, product, f"the factor is {factor:.6g}", ANY))
 
 
 class LossGrowth(NamedTuple):

@@ -20,7 +20,7 @@ from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course
-from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.named_numbers import set_and_used
 
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
@@ -60,8 +60,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         grade=grade,
     )
     cause = rate_location(evidence, optimizer, rate, group)
-    draft.at(cause)
-    draft.at(value_written_at(rate, cause, f"the value {rate:.6g} is written here"))
+    draft.at(*set_and_used(rate, cause, f"the value {rate:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
     draft.treat(cure(divergence, f"lower the learning rate from {rate:.6g} to about {lower}", labelled[-_SHOWN:]))
     clipped = divergence.course(Change("gradients clipped at 1", clip=1.0))
@@ -101,7 +100,7 @@ def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: Tried) ->
     written = [
         (factor, location)
         for factor in divergence.factors_of_update()
-        if (location := value_written_at(factor, None, f"the learning rate is {factor:.6g}", role="cause")) is not None
+        for location in set_and_used(factor, None, f"the learning rate is {factor:.6g}")
     ]
     rate, location = written[0] if len(written) == 1 else (None, None)
     draft = begin(

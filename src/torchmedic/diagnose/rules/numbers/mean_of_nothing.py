@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,9 +26,11 @@ from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import fetch_again
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.evidence.preparation import line_in_collate
+from torchmedic.evidence.preparation import line_in_collate, line_in_preparation
 from torchmedic.replay.trace.microscope import Captured, Op, Spot
+from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 
+_MAX_SHOWN = 8  # class weights
 _NLL = frozenset("nll_loss_forward nll_loss2d_forward nll_loss_nd".split())
 
 
@@ -110,6 +112,7 @@ def _ignored(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
         label = f"all {labels.numel()} labels are ignored"
     elif isinstance(weight, torch.Tensor) and not bool(weight[labels[labels != ignored]].any()):
         why, label = "the class weights of all labels in this batch are 0", "all labels have weight 0"
+        return _weightless(evidence, weight, why, label)
     else:
         return None
     line = _line_of_labels(evidence, int(ignored))
@@ -124,27 +127,71 @@ def _ignored(evidence: NumbersEvidence, captured: Captured) -> Draft | None:
     return finish(draft, evidence)
 
 
+def _weightless(evidence: NumbersEvidence, weight: torch.Tensor, why: str, label: str) -> Draft | None:
+    """Class weights that are 0 where labels are: the line that made them."""
+    line = line_in_preparation(
+        evidence.frames,
+        weight,
+        [],
+        functools.partial(_holds, functools.partial(_is_zero_where, (weight == 0).tolist())),
+    )
+    spot = Spot(line.file, line.line, None, None, None, "") if line is not None else None
+    said = "the class weights become 0 here" if spot is not None else label
+    draft = begin(check, evidence, "a loss averaged over nothing", why, label=said, spot=spot)
+    if spot is not None and evidence.spot is not None:
+        draft.at(evidence.spot.location("surfaced", label))
+    draft.because(f"the class weights are {_listed(weight)}")
+    is_rounded = line is not None and any(
+        isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.FloorDiv) and has_line(node, line.line)
+        for node in nodes_in(syntax_tree(line.file))
+    )
+    draft.help(
+        "divide with `/`: `//` rounds down to whole numbers" if is_rounded else "give each class a weight above 0"
+    )
+    return finish(draft, evidence)
+
+
+def _listed(weight: torch.Tensor) -> str:
+    shown = ", ".join(f"{value:g}" for value in weight[:_MAX_SHOWN].tolist())
+    return f"[{shown}{', ...' if len(weight) > _MAX_SHOWN else ''}]"
+
+
 def _line_of_labels(evidence: NumbersEvidence, ignored: int) -> Line | None:
     """The line of the dataset or of the collate function after which all labels of an item are ignored."""
     known = evidence.incident.batch_indices
     items = tuple(known[0]) if len(known) == 1 and isinstance(known[0], list | tuple) else tuple(known)
-    is_wrong = functools.partial(_are_all, ignored)
+    is_wrong = functools.partial(_holds, functools.partial(_are_all, ignored))
     fetched = fetch_again(items[0], is_wrong) if items and items[0] is not None else None
     line = fetched.line if fetched is not None else None
     return line or line_in_collate(evidence.frames, items, is_wrong)
 
 
-def _are_all(number: int, value: Any, depth: int) -> bool:
-    """Whether all elements of a tensor, an array or a list are one number, or of something that the value holds."""
+def _holds(is_meant: Callable[[Any], bool], value: Any, depth: int) -> bool:
+    """Whether a value is what is meant, or something that it holds."""
     try:
-        if isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__"):
-            return len(value) > 1 and bool((value == number).all())
-        if isinstance(value, list) and len(value) > 1 and all(type(item) is int and item == number for item in value):
+        if is_meant(value):
             return True
         parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        return depth > 0 and any(_are_all(number, part, depth - 1) for part in parts[:64])
+        return depth > 0 and any(_holds(is_meant, part, depth - 1) for part in parts[:64])
     except Exception:  # whatever a variable of the user's does when it is looked at
         return False
+
+
+def _are_all(number: int, value: Any) -> bool:
+    """Whether all elements of a tensor, an array or a list are one number."""
+    if _is_array(value):
+        return len(value) > 1 and bool((value == number).all())
+    return isinstance(value, list) and len(value) > 1 and all(type(item) is int and item == number for item in value)
+
+
+def _is_zero_where(zeros: list[bool], value: Any) -> bool:
+    """Whether a tensor, an array or a list is 0 for these classes and for no other."""
+    is_list = _is_array(value) or isinstance(value, list | tuple)
+    return is_list and len(value) == len(zeros) and [bool(item == 0) for item in value] == zeros
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__")
 
 
 def _nanmean(evidence: NumbersEvidence, op: Op, captured: Captured) -> Draft | None:

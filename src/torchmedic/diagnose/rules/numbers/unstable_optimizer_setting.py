@@ -18,7 +18,7 @@ from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_o
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.trajectory.change import Change
-from torchmedic.source.lookup.named_numbers import value_written_at
+from torchmedic.source.lookup.named_numbers import ANY, set_and_used
 from torchmedic.source.lookup.optimizers import built_at, setting_assigned_at
 
 
@@ -83,6 +83,5 @@ def _locate(draft: Draft, evidence: NumbersEvidence, optimizer: Any, name: str, 
     is_built = optimizer.defaults.get(name) == value
     cause = None if is_built else setting_assigned_at(evidence.frames, name, "cause", label)
     cause = cause or built_at(evidence.frames, optimizer, "cause", label, by=by, value=shown)
-    draft.at(cause)
-    if shown is not None:
-        draft.at(value_written_at(shown, cause, f"the value {value} is written here", any_name=True))
+    said = f"the value {value} is written here"
+    draft.at(*(set_and_used(shown, cause, said, ANY) if shown is not None else (cause,)))
