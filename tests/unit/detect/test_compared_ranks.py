@@ -62,6 +62,18 @@ IN_GROUPS = tuple(replace(each, calls=tuple(replace(call, group="1") for call in
             None,
         ),
         (facts(0, 1, 2, 3), facts(1, 1, 2, 9, shapes=((4,),)), QUIET, None),  # stages of a pipeline
+        (  # a layer that was added after the model was wrapped
+            facts(0, 1, 2, 3, forwards=1, names=("b",), added=("b",), **WRAPPED),
+            facts(1, 1, 2, 4, forwards=1, names=("b",), added=("b",), **WRAPPED),
+            (),
+            "added",
+        ),
+        (  # its gradients are averaged by hand
+            facts(0, 1, 2, 3, forwards=1, names=("b",), added=("b",), **WRAPPED),
+            facts(1, 1, 2, 3, forwards=1, names=("b",), added=("b",), **WRAPPED),
+            (),
+            None,
+        ),
         (  # experts of each rank, beside a wrapped model
             facts(0, 1, 2, 3, forwards=1, names=("",), **WRAPPED),
             facts(1, 1, 2, 4, forwards=1, names=("",), **WRAPPED),
