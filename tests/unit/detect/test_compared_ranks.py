@@ -267,3 +267,18 @@ def test_the_same_constants_on_all_ranks_say_nothing() -> None:
     assert not told(tuple("abcd"), tuple("efgh"))
     assert not told(tuple("aaaa"), tuple("aaaa"))
     assert not told(tuple("abc"), tuple("abc"))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "advice"),
+    [
+        ("_InfiniteConstantSampler", "IterableDataset of each rank"),
+        ("RandomSampler", "DistributedSampler"),
+        ("", "seed"),
+    ],
+)
+def test_the_advice_fits_what_drew_the_same_data(sampler: str, advice: str) -> None:
+    ranks = tuple(facts(rank, batches=tuple("abcd"), sampler=sampler, forwards=1, **WRAPPED) for rank in range(2))
+    draft = registry.load("ranks.same_data_on_all_ranks").check(JobFacts(ranks=ranks))
+    assert isinstance(draft, Draft)
+    assert advice in draft.done().treatments[0].title
