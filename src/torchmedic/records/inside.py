@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from torchmedic.records.report import StackFrame
+
 
 class PyFrame(msgspec.Struct, frozen=True, kw_only=True):
     """A Python frame. `user`: its file is the user's. `code` is the expression that is being evaluated, if known."""
@@ -148,6 +150,7 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     that a worker is reading. `batches` of `requests` batches arrived during the look. `empty_loader` describes a loader
     without batches. `by_signal`: the process could not answer, and faulthandler wrote its stacks once. `partial`: the
     device has not answered yet. `joining` is the job that the process is about to join, in `init_process_group`.
+    `logged` is the line of the script that logged the value which a library exchanges now.
 
     `compiles` lists the seconds of earlier compilations, `state_bytes` is the size of what is being saved. `tunes`:
     cuDNN tries its algorithms. `architectures` are those that this torch has code for, `gpus` the GPUs in use with
@@ -183,6 +186,7 @@ class InsideView(msgspec.Struct, frozen=True, kw_only=True):
     mark_due: MarkView | None = None
     marks_moved: bool | None = None
     ended_threads: tuple[EndedThread, ...] = ()
+    logged: StackFrame | None = None
 
     @property
     def main(self) -> PyThread | None:

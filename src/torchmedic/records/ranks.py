@@ -131,7 +131,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     `skipped` is the line of a forward that no backward followed, though one follows on this rank as a rule.
     `raised` is the time of an exception of its own, not of one that only tells of the loss of another rank. `seen` is
     the last place in its black box before the first such exception of the job. `handles` is the exception that it
-    handled when it made its last call.
+    handled when it made its last call. `logged` is the line that logged the value which its last call exchanges.
     """
 
     rank: int
@@ -145,6 +145,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     raised: float = 0.0
     seen: StackFrame | None = None
     handles: HandledException | None = None
+    logged: StackFrame | None = None
 
 
 # extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.
@@ -221,15 +222,15 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `batches` are fingerprints of the first batches that were trained on, `items` the first items of the dataset in
     them, `sampler` what drew them, `loading` the line that asked for them. `same_order` is how many passes over the
-    data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are
-    `shapes`. `calling` is the line that called a model before the first update, `updating` that of the update,
-    `scheduling` that of the first step of a scheduler. `wrapper` is "DistributedDataParallel" if such a module was
-    made at `wrapped_at`, `forwards` is 1 once it was called for training, `is_apart` is that the ranks may differ
-    on purpose: a hook of the user exchanges gradients, or `Join` lets ranks make different numbers of updates.
-    `parameters` are the names of its first parameters, in their order. `syncs` is how many times the gradients are
-    exchanged for one update, `nbytes` how large they are. `unawaited` is the line of an exchange of a gradient that
-    was not complete when the weights were updated. `device` identifies the GPU of the weights, `devices` is how
-    many GPUs the process can see.
+    data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`;
+    those in `added` came into the model after it was wrapped. `calling` is the line that called a model before the
+    first update, `updating` that of the update, `scheduling` that of the first step of a scheduler. `wrapper` is
+    "DistributedDataParallel" if such a module was made at `wrapped_at`, `forwards` is 1 once it was called for
+    training, `is_apart` is that the ranks may differ on purpose: a hook of the user exchanges gradients, or `Join` lets
+    ranks make different numbers of updates. `parameters` are the names of its first parameters, in their order. `syncs`
+    is how many times the gradients are exchanged for one update, `nbytes` how large they are. `unawaited` is the line
+    of an exchange of a gradient that was not complete when the weights were updated. `device` identifies the GPU of the
+    weights, `devices` is how many GPUs the process can see.
     """
 
     rank: int
@@ -242,6 +243,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     loading: StackFrame | None = None
     same_order: int = 0
     names: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     weights: tuple[WeightSample, ...] = ()
     calling: StackFrame | None = None

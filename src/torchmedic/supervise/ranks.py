@@ -17,7 +17,7 @@ from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
-from torchmedic.records.ranks import MARKS, Collective, Fate, HandledException, Job, RankLog, RankState
+from torchmedic.records.ranks import MARKS, Collective, Difference, Fate, HandledException, Job, RankLog, RankState
 from torchmedic.runfolder import events, files, layout, questions, reading, ring
 from torchmedic.source.branches import callees_at
 from torchmedic.source.user_code import is_user_file
@@ -61,7 +61,7 @@ def read_job(run: Path, *, still: float = 0.0, exited: Container[int] = ()) -> J
     if unequal is not None and (difference is None or difference.kind == "stopped"):  # who is aborted calls no more
         difference = unequal
     elif difference is not None:
-        difference = culprit.named(difference, states)
+        difference = culprit.named(_with_logging_lines(difference, states), states)
     return Job(
         world_size=world,
         ranks=tuple(sorted(states, key=lambda state: state.rank)),
@@ -102,7 +102,26 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         raised=_raised(folder),
         seen=_seen(box, until),
         handles=_handled(folder, log),
+        logged=answer.logged if answer is not None else None,
     )
+
+
+def _with_logging_lines(difference: Difference, states: list[RankState]) -> Difference:
+    """The difference with the line that logged a value as the innermost line of a call which exchanges this value.
+
+    What the library does in between is the same for all values. Only the last call of a rank is known to come from
+    this line, so that the logs are compared without it.
+    """
+    places = {state.log.calls[-1]: state.logged for state in states if state.logged and state.log and state.log.calls}
+
+    def placed(call: Collective) -> Collective:
+        line = places.get(call)
+        return msgspec.structs.replace(call, frames=(line, *call.frames) if line else call.frames, library=())
+
+    both = {"call": difference.call, "expected": difference.expected}
+    if not any(call in places for call in both.values()):
+        return difference
+    return msgspec.structs.replace(difference, **{name: call and placed(call) for name, call in both.items()})
 
 
 def _handled(folder: Path, log: RankLog) -> HandledException | None:

@@ -15,9 +15,9 @@ class Classifier(nn.Module):
         return self.head(self.backbone(x).relu())
 
 
-def freeze(module):
+def set_trainable(module, flag):
     for parameter in module.parameters():
-        parameter.requires_grad_(False)  # <- cause
+        parameter.requires_grad_(flag)
 
 
 def main():
@@ -27,7 +27,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(8):
         if step == 3:  # twin: if False:
-            freeze(model.module.backbone)
+            set_trainable(model.module.backbone, step < 3)  # <- cause
         loss = model(torch.randn(4, 6)).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -62,6 +62,18 @@ IN_GROUPS = tuple(replace(each, calls=tuple(replace(call, group="1") for call in
             None,
         ),
         (facts(0, 1, 2, 3), facts(1, 1, 2, 9, shapes=((4,),)), QUIET, None),  # stages of a pipeline
+        (  # a layer that was added after the model was wrapped
+            facts(0, 1, 2, 3, forwards=1, names=("b",), added=("b",), **WRAPPED),
+            facts(1, 1, 2, 4, forwards=1, names=("b",), added=("b",), **WRAPPED),
+            (),
+            "added",
+        ),
+        (  # its gradients are averaged by hand
+            facts(0, 1, 2, 3, forwards=1, names=("b",), added=("b",), **WRAPPED),
+            facts(1, 1, 2, 3, forwards=1, names=("b",), added=("b",), **WRAPPED),
+            (),
+            None,
+        ),
         (  # experts of each rank, beside a wrapped model
             facts(0, 1, 2, 3, forwards=1, names=("",), **WRAPPED),
             facts(1, 1, 2, 4, forwards=1, names=("",), **WRAPPED),
@@ -255,6 +267,21 @@ def test_the_same_constants_on_all_ranks_say_nothing() -> None:
     assert not told(tuple("abcd"), tuple("efgh"))
     assert not told(tuple("aaaa"), tuple("aaaa"))
     assert not told(tuple("abc"), tuple("abc"))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "advice"),
+    [
+        ("_InfiniteConstantSampler", "IterableDataset of each rank"),
+        ("RandomSampler", "DistributedSampler"),
+        ("", "seed"),
+    ],
+)
+def test_the_advice_fits_what_drew_the_same_data(sampler: str, advice: str) -> None:
+    ranks = tuple(facts(rank, batches=tuple("abcd"), sampler=sampler, forwards=1, **WRAPPED) for rank in range(2))
+    draft = registry.load("ranks.same_data_on_all_ranks").check(JobFacts(ranks=ranks))
+    assert isinstance(draft, Draft)
+    assert advice in draft.done().treatments[0].title
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware i
 _MIN_UPDATES = 2
 _MIN_UPDATES_APART = 512  # without any exchange, in a run that goes on: weights may be averaged now and then
 
-Why = Literal["unused-wrapper", "start", "changed", "skipped", "rates", "no-exchange", "left-out", "one-rank"]
+Why = Literal["unused-wrapper", "added", "start", "changed", "skipped", "rates", "no-exchange", "left-out", "one-rank"]
 
 
 class Drift(NamedTuple):
@@ -55,7 +55,7 @@ def find_drift(job: JobFacts) -> Drift | None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
     called = _unwrapped(first) if why == "unused-wrapper" else None
-    line = called or (first.wrapped_at if why == "unused-wrapper" else first.updating)
+    line = called or (first.wrapped_at if why in ("unused-wrapper", "added") else first.updating)
     if why == "one-rank":
         line = next(frame for call in _calls(job.logs[0], "reduce") for frame in call.frames)
     exchanges = tuple((each.rank, _sample(each, last).exchanges) for each in facts)
@@ -73,6 +73,8 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
             return "unused-wrapper" if starts_equal else None
         if not all(each.forwards for each in facts):
             return None
+        if all(facts[0].names[index] in each.added for each in facts):
+            return "added"
         if len({_sample(each, updates).exchanges for each in facts}) > 1:
             return "skipped"
         return "changed" if same_rates or not starts_equal else "rates"

@@ -17,6 +17,7 @@ from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.failures.sketch import plain
 from torchmedic.observe.inside import loops
+from torchmedic.observe.inside.deferred_logs import logged_at
 from torchmedic.observe.inside.heartbeat import HEART
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
@@ -82,6 +83,7 @@ def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread,
         ended_threads=ended,
         joining=_contained(_joining, stacks.get(main or 0, [])),
         item=_contained(_item, stacks.get(main or 0, [])) or "",
+        logged=_contained(logged_at, stacks.get(main or 0, [])),
     )
 
 

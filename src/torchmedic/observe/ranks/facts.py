@@ -54,7 +54,8 @@ class FactsOfRank:
         self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
         self._weights: list[weakref.ref[torch.Tensor]] = []
         self._optimizer: weakref.ref[Any] | None = None  # of these weights
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # of the parameters in wrapped models, by identity
+        self._wrapper: weakref.ref[Any] | None = None  # the last one
         self.updates = 0  # counted by the hooks
         self.due = 1  # updates after which `stepped` is to be called; the hooks ask for nothing before
         self.begins = True  # whether the hooks are to tell of the beginning of an update
@@ -79,13 +80,16 @@ class FactsOfRank:
         """A DistributedDataParallel is made; the frame is that of its `__init__`."""
         module, wrapper = frame.f_locals.get("module"), frame.f_locals.get("self")
         kind = torch.nn.parallel.DistributedDataParallel
-        parameters = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())  # each rank may train them by itself
+        known = module.named_parameters() if isinstance(module, torch.nn.Module) else ()
+        parameters = {name: each for name, each in known if name not in ignored}
         if isinstance(wrapper, kind) and wrapper.process_group.size() == self._facts.world_size:  # all train one model
             self._change(
                 wrapper="DistributedDataParallel",
                 wrapped_at=_line(user_frame(frame)),
                 parameters=(*self._facts.parameters, *parameters)[:_MAX_NAMES],
             )
+            self._wrapper = weakref.ref(wrapper)
         for name, parameter in parameters.items():
             self._names[id(parameter)] = name
 
@@ -209,12 +213,17 @@ class FactsOfRank:
         ]
         every = max(1, -(-len(plain) // _MAX_WEIGHTS))
         chosen = plain[::every][:_MAX_WEIGHTS]
+        added = self._added()
+        if added.keys().isdisjoint(map(id, chosen)):
+            chosen[-1:] = [*[tensor for tensor in plain if id(tensor) in added][:1], *chosen[-1:]][:1]
+        names = self._names | added
         self._weights = [weakref.ref(tensor) for tensor in chosen]
         self._optimizer = weakref.ref(optimizer)
         gpu = next((tensor.device for tensor in plain if tensor.is_cuda), None)
         called = self._clock.called
         self._change(
-            names=tuple(self._names.get(id(tensor), "") for tensor in chosen),
+            names=tuple(names.get(id(tensor), "") for tensor in chosen),
+            added=tuple(added[id(tensor)] for tensor in chosen if id(tensor) in added),
             shapes=tuple(tuple(tensor.shape) for tensor in chosen),
             nbytes=sum(tensor.numel() * tensor.element_size() for tensor in plain if tensor.requires_grad),
             calling=StackFrame(file=called[0], line=called[1], function="") if called[0] else None,
@@ -223,6 +232,15 @@ class FactsOfRank:
             devices=torch.cuda.device_count() if gpu is not None else 0,
         )
         self._names.clear()
+
+    def _added(self) -> dict[int, str]:
+        """The names of parameters that a model got after it was wrapped, by identity."""
+        wrapper = self._wrapper() if self._wrapper is not None else None
+        if wrapper is None:
+            return {}
+        ignored = wrapper.parameters_to_ignore
+        parameters = wrapper.module.named_parameters()
+        return {id(each): name for name, each in parameters if id(each) not in self._names and name not in ignored}
 
     def _sample(self, updates: int, *, at_end: bool = False) -> None:
         weights = [tensor for reference in self._weights if (tensor := reference()) is not None]

@@ -20,17 +20,17 @@ def where_frozen(frames: list[Frame], frozen: Iterable[torch.Tensor]) -> Locatio
     wanted = {id(tensor) for tensor in frozen}
     files = list(dict.fromkeys([*(frame.file for frame in reversed(frames) if frame.is_user), *loaded_files()]))
     switches = _switches(files)
-    found: list[tuple[int, Location]] = []
+    found: list[tuple[tuple[int, bool], Location]] = []
     for file in files:
         tree = syntax_tree(file) or ast.Module([], [])
         for node in ast.walk(tree):
             owner = _frozen_by(node, tree)
             if owner is not None:
                 location = node_location("cause", file, node, "parameters are frozen here")
-                found.append((_relevance(owner, frames, wanted), location))
-        for call, owner in _told_to_freeze(tree, switches):
+                found.append(((_relevance(owner, frames, wanted), True), location))
+        for call, owner, is_certain in _told_to_freeze(tree, switches):
             location = node_location("cause", file, call, "told to freeze parameters here")
-            found.append((_relevance(owner, frames, wanted), location))
+            found.append(((_relevance(owner, frames, wanted), is_certain), location))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
@@ -43,16 +43,17 @@ class _Switch(NamedTuple):
     freezes_if: bool  # the value of `flag` that freezes
 
 
-def _told_to_freeze(tree: ast.Module, switches: dict[str, _Switch]) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Calls of functions that freeze, and what they are told to freeze."""
+def _told_to_freeze(tree: ast.Module, switches: dict[str, _Switch]) -> Iterator[tuple[ast.Call, ast.expr, bool]]:
+    """Calls of functions that freeze, what they are told to freeze, and whether they do: a flag may be computed."""
     for node in ast.walk(tree):
         switch = switches.get(callee(node) or "") if isinstance(node, ast.Call) else None
         if switch is None or not isinstance(node, ast.Call):
             continue
         names = switch.parameters[isinstance(node.func, ast.Attribute) and switch.parameters[:1] == ["self"] :]
         given = dict(zip(names, node.args, strict=False)) | {word.arg or "": word.value for word in node.keywords}
-        if not switch.flag or _is_constant(given.get(switch.flag), switch.freezes_if):
-            yield node, given.get(switch.about, node.func)
+        is_certain = not switch.flag or _is_constant(given.get(switch.flag), switch.freezes_if)
+        if is_certain or not isinstance(given.get(switch.flag), ast.Constant | None):
+            yield node, given.get(switch.about, node.func), is_certain
 
 
 def _switches(files: list[str]) -> dict[str, _Switch]:
@@ -123,7 +124,7 @@ def is_never_thawed() -> bool:
     """Whether no line of the user's files may set `requires_grad` of something that is frozen."""
     trees = [tree for _, tree in user_trees()]
     switches = _switches([file for file, _ in user_trees()])
-    freezing = {call for tree in trees for call, _ in _told_to_freeze(tree, switches)}
+    freezing = {call for tree in trees for call, _, is_certain in _told_to_freeze(tree, switches) if is_certain}
     calls = {call for tree in trees for call in calls_in(tree, *switches)} if switches else set()
     told = switches.keys() - {callee(call) for call in calls - freezing}  # only ever told to freeze
     for tree in trees:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -102,6 +103,11 @@ def _search(root: Any, message: str) -> Found | None:
             return part
         if isinstance(part.value, _CONTAINERS):
             pending.extend(part._replace(value=item) for _, item in items(part.value))
+        elif isinstance(part.value, MethodType):
+            pending.append(part._replace(value=part.value.__self__))
+        elif isinstance(part.value, partial):
+            inner = (part.value.func, part.value.args, part.value.keywords)
+            pending.extend(part._replace(value=item) for item in inner)
         else:
             pending.extend(Found(item, part.value, name) for name, item in attributes(part.value, kind))
     return None

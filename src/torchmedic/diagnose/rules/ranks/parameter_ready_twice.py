@@ -34,8 +34,10 @@ from torchmedic.source.lookup.layer_construction import class_node, class_nodes,
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, own_nodes
 from torchmedic.source.user_code import is_user_file
+from torchmedic.source.user_variables import user_trees
 
 _NAME = re.compile(r"with name (\S+) has been marked as ready twice")
+_KIND = "use_reentrant"
 
 
 @rule("TM709", "parameter-ready-twice")
@@ -76,7 +78,7 @@ def _by_checkpoint(evidence: RaisedEvidence, message: str, name: str) -> Draft |
     draft.cause = "a checkpoint with use_reentrant=True runs a backward of its own for every call" + (
         ", and its layers count as unused by find_unused_parameters" if unseen else ""
     )
-    call = _checkpoint_call(evidence, layer)
+    call = _checkpoint_call(evidence, layer) or _setting()
     if call is not None:
         draft.at(node_location("cause", *call, "each call has its own backward"))
     draft.at(*evidence.at_user_line("cause" if call is None else "surfaced", "noticed here"))
@@ -84,6 +86,20 @@ def _by_checkpoint(evidence: RaisedEvidence, message: str, name: str) -> Draft |
     draft.because("find_unused_parameters=True" if unseen else "")
     draft.help("pass `use_reentrant=False` to `checkpoint`")
     return draft
+
+
+def _setting() -> tuple[str, ast.expr] | None:
+    """The only place that asks a library for checkpoints of the reentrant kind."""
+    found: list[tuple[str, ast.expr]] = []
+    for file, tree in user_trees():
+        for node in nodes_in(tree):
+            if isinstance(node, ast.keyword) and node.arg == _KIND:
+                found.append((file, node.value))
+            elif isinstance(node, ast.Dict):
+                keys = [isinstance(key, ast.Constant) and key.value == _KIND for key in node.keys]
+                found += [(file, value) for is_kind, value in zip(keys, node.values, strict=True) if is_kind]
+    found = [each for each in found if not (isinstance(each[1], ast.Constant) and each[1].value is False)]
+    return found[0] if len(found) == 1 else None
 
 
 def _holds(layer: Any, evidence: RaisedEvidence, name: str) -> bool:
@@ -118,7 +134,7 @@ def _checkpoint_call(evidence: RaisedEvidence, layer: Any) -> tuple[str, ast.Cal
 def _is_reentrant(node: ast.Call) -> bool:
     if callee(node) not in ("checkpoint", "checkpoint_sequential"):
         return False
-    given = [keyword.value for keyword in node.keywords if keyword.arg == "use_reentrant"]
+    given = [keyword.value for keyword in node.keywords if keyword.arg == _KIND]
     return not (given and isinstance(given[0], ast.Constant) and given[0].value is False)
 
 

@@ -28,20 +28,28 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.source.branches import branches_around, exits_before
 from torchmedic.source.live_frames import node_location, place
+from torchmedic.source.lookup.freezes import where_frozen
 from torchmedic.source.lookup.layer_construction import built_at, class_node
 from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.syntax import callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
+_OF_LIGHTNING = "parameters that were not used in producing the loss"  # what Lightning makes of this message
+_SETTINGS = {  # how the argument is called in libraries that wrap the model
+    "lightning": '`strategy="ddp_find_unused_parameters_true"` of the Trainer',
+    "pytorch_lightning": '`strategy="ddp_find_unused_parameters_true"` of the Trainer',
+    "transformers": "`ddp_find_unused_parameters=True` of TrainingArguments",
+    "accelerate": "`DistributedDataParallelKwargs(find_unused_parameters=True)` among `kwargs_handlers`",
+}
 _MAX_NAMED = 6  # parameters
 
 
 @rule("TM706", "parameters-without-gradient")
 def check(evidence: RaisedEvidence) -> Draft | None:
     wrapper = _wrapper(evidence)
-    if wrapper is None or not evidence.says(_UNFINISHED):
+    if wrapper is None or not (evidence.says(_UNFINISHED) or evidence.says(_OF_LIGHTNING)):
         return None
     missing = _without_gradient(evidence, wrapper)
     replaced = _replaced(wrapper)
@@ -51,8 +59,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     is_frozen = bool(missing) and not any(each.requires_grad for each in missing.values())
     if replaced:
         place_, why = _replacing(evidence, wrapper.module, layers)
+    elif is_frozen:
+        place_ = where_frozen(evidence.frames, missing.values())
+        why = "they were frozen after the model was wrapped, and DistributedDataParallel still counts them"
     else:
-        place_, why = _freezing(evidence) if is_frozen else _skipped(wrapper.module, layers, evidence)
+        place_, why = _skipped(wrapper.module, layers, evidence)
     draft = check.draft(evidence, "proven" if names else "likely")
     draft.message = f"{what} got no gradient in the last step, and DistributedDataParallel waits for it"
     if replaced:
@@ -71,14 +82,21 @@ def check(evidence: RaisedEvidence) -> Draft | None:
 
 
 def _without_gradient(evidence: RaisedEvidence, wrapper: Any) -> dict[str, torch.nn.Parameter]:
-    """The parameters that torch names by number: it counts those that were trained when the model was wrapped."""
+    """The parameters that torch names by number: it counts those that were trained when the model was wrapped.
+
+    Without numbers, they are those that have no gradient, where others have one.
+    """
     found = _INDICES.search(evidence.message)
-    known = list(wrapper.module.named_parameters())
-    trained = [pair for pair in known if pair[1].requires_grad]
-    count = wrapper.logger._get_ddp_logging_data().ints_map.get("num_parameter_tensors", len(trained))
-    counted = next((each for each in (trained, known) if len(each) == count), [])
-    indices = [int(word) for word in found[1].split()] if found is not None else []
-    return dict(counted[index] for index in indices if index < len(counted))
+    if found is None:
+        known = dict(wrapper.module.named_parameters())
+        empty = {name: each for name, each in known.items() if each.grad is None}
+        trained = {name: each for name, each in empty.items() if each.requires_grad}
+        return (trained or empty) if len(empty) < len(known) else {}
+    all_ = list(wrapper.module.named_parameters())
+    wanted = [pair for pair in all_ if pair[1].requires_grad]
+    count = wrapper.logger._get_ddp_logging_data().ints_map.get("num_parameter_tensors", len(wanted))
+    counted = next((each for each in (wanted, all_) if len(each) == count), [])
+    return dict(counted[int(word)] for word in found[1].split() if int(word) < len(counted))
 
 
 def _replaced(wrapper: Any) -> list[str]:
@@ -110,26 +128,6 @@ def _replacing(evidence: RaisedEvidence, root: torch.nn.Module, layers: list[str
     return place_, "it was replaced after the model was wrapped, and DistributedDataParallel knows only the old layer"
 
 
-def _freezing(evidence: RaisedEvidence) -> tuple[Location | None, str]:
-    """The only line of the user's files that freezes parameters."""
-    files = dict.fromkeys(frame.file for frame in evidence.frames if frame.is_user)
-    found = [(file, node) for file in files for node in nodes_in(syntax_tree(file)) if _freezes(node)]
-    place_ = None
-    if len(found) == 1:
-        place_ = node_location("cause", *found[0], "frozen here, after the model was wrapped")
-    return place_, "they were frozen after the model was wrapped, and DistributedDataParallel still counts them"
-
-
-def _freezes(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call) and callee(node) == "requires_grad_":
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-        given = [node.value] if node.targets[0].attr == "requires_grad" else []
-    else:
-        return False
-    return any(isinstance(value, ast.Constant) and value.value is False for value in given)
-
-
 def _treatments(
     evidence: RaisedEvidence, wrapper: Any, names: list[str], *, is_frozen: bool, is_replaced: bool
 ) -> list[Treatment]:
@@ -139,7 +137,10 @@ def _treatments(
     itself. If the failing step uses all parameters, the step before it did not: a step without them stands in for it.
     """
     instead = " in place of `static_graph=True`" if wrapper.static_graph else ""
-    advice = Treatment(title=f"pass `find_unused_parameters=True`{instead} to DistributedDataParallel", safety="safe")
+    packages = [str(frame.live.f_globals.get("__name__", "")).partition(".")[0] for frame in evidence.frames]
+    setting = next((_SETTINGS[package] for package in packages if package in _SETTINGS), "")
+    title = f"pass `find_unused_parameters=True`{instead} to DistributedDataParallel{f': {setting}' if setting else ''}"
+    advice = Treatment(title=title, safety="safe")
     again = Treatment(title="change the layers before the model is wrapped, or wrap it anew")
     is_stale = is_frozen or is_replaced
     beside = [] if is_replaced else [advice]  # the new layer would train apart on each rank

@@ -36,7 +36,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     pid = _holder(int(port)) if port.isdecimal() else None
     draft = check.draft(evidence, "proven")
     agent = evidence.incident.agent
-    if pid is not None and pid != os.getpid() and agent is not None and pid in questions.listeners(agent.run):
+    if pid is not None and agent is not None and pid in questions.listeners(agent.run) and not _is_above(pid):
         draft.message = "two processes of the job take the part of rank 0"
         draft.cause = f"processes {pid} and {os.getpid()} of this run both open port {port}, as only rank 0 does"
         draft.at(*evidence.at_user_line("cause", "the rank that is given here is 0 in both processes"))
@@ -58,6 +58,13 @@ def _holder(port: int) -> int | None:
             if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
                 return int(each.pid)
     return None
+
+
+def _is_above(pid: int) -> bool:
+    """Whether a process is this one, or has started it: no other rank of the job."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return pid in (os.getpid(), *(each.pid for each in psutil.Process().parents()))
+    return True
 
 
 def _words(pid: int | None) -> str:

@@ -29,6 +29,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     waited = _WAITED.search(evidence.message)
     if joining is None or waited is None:
         return None
+    given = joining.variables.get("rank")  # a process of `mp.spawn` has no other number before it has joined
+    rank = given if isinstance(given, int) and given >= 0 else evidence.rank
     seconds = float(waited[1] or 0) or float(waited[2] or waited[3] or 0) / 1000
     joined, unreachable = _JOINED.search(evidence.message), _UNREACHABLE.search(evidence.message)
     if joined is not None:
@@ -36,7 +38,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if unreachable is not None:
         where = f"{unreachable[1]}:{unreachable[2]}"
         draft = check.draft(evidence, "likely")
-        draft.message = f"rank {evidence.rank} could not reach rank 0 at {where}"
+        draft.message = f"rank {rank} could not reach rank 0 at {where}"
         draft.cause = (
             f"nobody answered there as rank 0 does within {seconds:g} s: rank 0 is not there, listens on another "
             "address or port, or the network does not let this rank through"
@@ -44,12 +46,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.help("compare `MASTER_ADDR` and `MASTER_PORT` of all ranks, and check that rank 0 has started")
     else:
         # Rank 0 waits for each of the others; those wait for rank 0, which answers when all have come.
-        key = _KEY.search(evidence.message) if evidence.rank == 0 else None
+        key = _KEY.search(evidence.message) if rank == 0 else None
         draft = check.draft(evidence, "likely")
         draft.message = (
             f"{f'rank {key[1]}' if key is not None else 'another rank'} did not join the job in {seconds:g} s"
         )
-        draft.cause = f"rank {evidence.rank} waited for it in vain"
+        draft.cause = f"rank {rank} waited for it in vain"
         draft.because(f"world size {world}" if (world := joining.variables.get("world_size", -1)) > 0 else "")
         draft.help("check that as many processes were started as the world size says")
     return _placed(draft, evidence)

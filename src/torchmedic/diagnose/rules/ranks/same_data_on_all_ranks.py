@@ -24,6 +24,7 @@ from torchmedic.source.assignments import names_read, names_written
 from torchmedic.source.syntax import callee, calls_in, has_line, last_name, nodes_in, syntax_tree
 
 _MIN_BATCHES = 4  # that must be equal
+_OF_STREAM = "_InfiniteConstantSampler"  # what a loader has for an IterableDataset, which takes no sampler
 _DATA_PARALLEL = ("DistributedDataParallel",)
 
 
@@ -44,11 +45,14 @@ def check(job: JobFacts) -> Draft | None:
         draft.at(line_location("cause", line.file, made, "the same batches on all these ranks"))
         if first.sampler and made != line.line:
             draft.at(line_location("surfaced", line.file, line.line, "the batches are taken here"))
-    draft.because(f"drawn by `{first.sampler}`" if first.sampler else "")
+    is_stream = first.sampler == _OF_STREAM
+    draft.because("drawn from an IterableDataset" if is_stream else f"drawn by `{first.sampler}`" * bool(first.sampler))
     draft.because(f"first batch: items {', '.join(map(str, first.items))} ..." if first.items else "")
     draft.because("the gradients are averaged by DistributedDataParallel")
     draft.help(
-        "pass `sampler=DistributedSampler(dataset)` to the loader, and call its `set_epoch` in every epoch"
+        "let the IterableDataset of each rank yield other items, for example every n-th one of n ranks from its rank on"
+        if is_stream
+        else "pass `sampler=DistributedSampler(dataset)` to the loader, and call its `set_epoch` in every epoch"
         if first.sampler
         else "draw other batches on each rank: seed the generator with `seed + rank`, or take every n-th item"
     )

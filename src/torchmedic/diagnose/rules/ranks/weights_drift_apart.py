@@ -4,10 +4,11 @@ What: after the same number of updates, a weight has different values on differe
 train one model together. What rank 0 saves is one of several models, each trained on a part of the data.
 
 Why: the gradients are not averaged: the `module` inside of DistributedDataParallel is called and not the wrapper, or a
-loop that averages by hand leaves out a step. Or the ranks began with different weights, which averaging keeps apart: a
-model that was built without a common seed and not broadcast. Or one rank changed its weights by itself. Or the ranks
-update with different learning rates: a scheduler that each rank steps with a loss of its own. Or one rank leaves out
-updates, by a test of its own loss. Or gradients go through `reduce`, which gives the sum to one rank only.
+loop that averages by hand leaves out a step. Or a layer was added after the model was wrapped. Or the ranks began with
+different weights, which averaging keeps apart: a model that was built without a common seed and not broadcast. Or one
+rank changed its weights by itself. Or the ranks update with different learning rates: a scheduler that each rank steps
+with a loss of its own. Or one rank leaves out updates, by a test of its own loss. Or gradients go through `reduce`,
+which gives the sum to one rank only.
 
 Cure: call the wrapper, not its `module`. Without DistributedDataParallel, broadcast the weights of rank 0 before the
 first step, and `all_reduce` every gradient before every update. Average a loss over all ranks before it goes to a
@@ -35,6 +36,7 @@ _CHANGES = {
 }
 _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
+    "added": "it came into the model after DistributedDataParallel was made, which averages only what it knew then",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "they were equal at first, and DistributedDataParallel gives all ranks the same gradients",
     "skipped": "they were equal at first, and one rank has left out updates that another rank made",
@@ -45,6 +47,7 @@ _CAUSES = {
 }
 _CURES = {
     "unused-wrapper": "call the DistributedDataParallel module in the training loop, and not its `module`",
+    "added": "add the layer before the model is wrapped in DistributedDataParallel",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
     "skipped": "decide together whether to update: `all_reduce` what the decision depends on",
@@ -63,7 +66,7 @@ def check(job: JobFacts) -> Draft | None:
     name = f"`{drift.name}`" if drift.name else f"a weight of shape {list(drift.shape)}"
     changing = _changing(drift)
     by_text = changing is not None and drift.why == "changed"
-    draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out") or by_text else "proven")
+    draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out", "added") or by_text else "proven")
     draft.message = f"{name} has different values on different ranks after {drift.updates} updates"
     draft.cause = _CAUSES[drift.why]
     line = drift.line
@@ -111,6 +114,8 @@ def _label(drift: Drift) -> str:
         if drift.is_call:
             return "the model is called here without its wrapper, which exchanges the gradients"
         return "the wrapper is made here, and never called for training"
+    if drift.why == "added":
+        return "the model is wrapped here, without this weight"
     if drift.why == "one-rank":
         return "one rank gets the sum, and the others keep something else"
     return "each rank updates its own weights here"
