@@ -37,4 +37,5 @@ for step in range(10):
         rear(net, 1.0)
     optimizer.step()
 dist.barrier()
+assert all(each.isfinite().all() for each in net.parameters())
 dist.destroy_process_group()
