@@ -98,6 +98,7 @@ def test_one_report(tmp_path: Path, outside: bool, how: str) -> None:
         assert found.cause_location.line == (FORWARD if how == "shape" else FORWARD + 3)
 
 
+@pytest.mark.slow  # healthy jobs are in test_rank_jobs.py
 def test_healthy_ranks_share_a_folder_and_say_nothing(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "well", outside=False)
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "done", "done"])
