@@ -37,7 +37,7 @@ KINDS = (
     Kind(600, "hangs", "STALLED", "records.stall", "Stall", "stall"),
     Kind(630, "loop", "SILENT", "evidence.loop", "LoopEvidence"),
     Kind(650, "checkup", "CHECKUP", "evidence.check_up", "CheckUp"),
-    Kind(660, "loop", "SILENT", "evidence.loop", "LoopEvidence"),
+    Kind(656, "loop", "SILENT", "evidence.loop", "LoopEvidence"),
     Kind(700, "checkup", "CHECKUP", "evidence.check_up", "CheckUp"),
     Kind(800, "", "", "", ""),  # several ranks: no family yet
     Kind(820, "process", "DEATHS", "records.death", "Death", "death"),

@@ -1,4 +1,4 @@
-"""A regression whose learning rate is too high: every update makes the loss larger."""
+"""A regression whose learning rate is too high: the updates make the loss larger."""
 
 import torch
 from torch import nn

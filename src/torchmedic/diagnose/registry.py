@@ -306,6 +306,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.dimensions_mixed_up",
     "checkup.gradient_always_zero",
     "checkup.policy_pulled_wrong_way",
+    "checkup.target_in_sight",
     "checkup.outdated_amp_names",
     silent=True,
 )

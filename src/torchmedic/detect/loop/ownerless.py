@@ -85,7 +85,8 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
             found, sign, signed = _treated_as_trained(held, candidates, owned)
     twin = None
     if not found and (pair := _with_equal_parameters(stepping, steps)) is not None:
-        apart = _without_optimizer(held, candidates, owned)
+        parts = [_Held(part, name, each.file) for each in held for name, part in each.module.named_children()]
+        apart = _without_optimizer(held + parts, candidates, owned)
         found = next((layers for each, layers in apart if each.module.training), {})
         reached = min((candidates[id(layer.weight)].step for layer in found.values()), default=0)
         user = next((event.who for event in steps if event.step >= reached), 0)

@@ -164,6 +164,17 @@ def factor_of(kind: str, raw: Any) -> float | None:
     return float(other) if kind == "MulBackward" else 1 / other
 
 
+def shape_of_factor(kind: str, raw: Any, position: int) -> tuple[int, ...]:
+    """The shape of the factor of a product that is no part of the graph; empty for a number."""
+    if kind != "MulBackward":
+        return ()
+    try:
+        factor = raw._saved_other if position else raw._saved_self
+    except RuntimeError:
+        return ()  # overwritten since
+    return tuple(factor.shape) if isinstance(factor, torch.Tensor) else ()
+
+
 def partial_sums(graph: LossGraph) -> list[Node]:
     """Sums and stacks of single numbers that reach the loss but for a factor, and have a term without a graph.
 
@@ -263,7 +274,9 @@ def all_zero(gradients: Iterable[torch.Tensor | None]) -> Any:
 
 
 def is_stretched(node: Node) -> bool:
-    """Whether the result of `a - b` has more dimensions than a side that has no gradient."""
+    """Whether the result of `a - b` or `a * b` has more dimensions than a side, or elements than both."""
+    if len(node.multiplied) == 1 or node.multiplied[1:] == (1,):
+        return node.shape is not None and len(node.shape) == 2 and node.shape[0] == node.shape[1] > 1
     operands = node.birth.operands if node.birth is not None else None
     sides = [side for side in operands or () if side is not None and not side.has_gradient and side.shape]
     return node.shape is not None and any(len(side.shape) != len(node.shape) for side in sides)

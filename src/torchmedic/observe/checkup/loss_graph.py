@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import normalisations, targets
+from torchmedic.observe.checkup import normalisations, shown_targets, targets
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
@@ -23,6 +23,7 @@ from torchmedic.observe.checkup.graph_facts import (
     is_mixed,
     largest_given,
     loss_of_knowing_nothing,
+    shape_of_factor,
     signed_kind,
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
@@ -47,7 +48,7 @@ class Node:
 
     __slots__ = (
         *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
-        *("missing", "mixed", "number", "sequence", "shape", "still", "zero"),
+        *("missing", "mixed", "multiplied", "number", "sequence", "shape", "still", "zero"),
     )
 
     def __init__(self, number: int, raw: Any) -> None:
@@ -70,6 +71,7 @@ class Node:
         self.dims: tuple[int, ...] = ()  # of a node that changes the order of dimensions: where each comes from
         self.factor: float | None = None  # of a product with a number
         self.mixed = False  # the other factor of a product is 0, or has values below 0 and above
+        self.multiplied: tuple[int, ...] = ()  # of a product: the shape of the factor that is no part of the graph
         self.still: Any = None  # for a trained weight: whether its gradient is 0; a tensor until it is read
         self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
@@ -124,6 +126,9 @@ class LossGraph:
             self.roots = [Loss(root, self._numbers.get(root.grad_fn)) for root in tensors]
             self._by_sequence = {node.sequence: node for node in self.nodes}
             self.outside = targets.outside(self)  # by the identity of a loss call: targets out of range, of all
+            self.sights: list[shown_targets.Sight] = []
+            with suppress(RuntimeError):  # a tensor of the graph is freed, or overwritten since
+                self.sights = shown_targets.find(self, self._numbers) if self._may_read and self.complete else []
             self.untrained = self._of_knowing_nothing(tensors) if step == 0 else None
         self._numbers.clear()
 
@@ -221,6 +226,7 @@ class LossGraph:
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
         places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "still", "zero")]
+        places += [(sight, name, getattr(sight, name)) for sight in self.sights for name in ("is_shifted", "is_open")]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
         tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]
@@ -253,6 +259,7 @@ class LossGraph:
             for position, (later, _) in enumerate(raw.next_functions):
                 if later is None:
                     node.missing.append(position)
+                    node.multiplied = shape_of_factor(node.kind, raw, position) if self._may_read else ()
                     if position == 1 and self._may_read:
                         node.factor = factor_of(node.kind, raw)
                         node.mixed = node.factor is None and is_mixed(node.kind, raw)

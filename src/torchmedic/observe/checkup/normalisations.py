@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torchmedic.observe.checkup.node_births import LossCall
 
 _OF_CLASSES = ("nll_loss", "cross_entropy", "ctc_loss", "kl_div")
+_OF_LOGARITHMS = ("nll_loss", "ctc_loss")
 _UNCHANGED = frozenset("CloneBackward ToCopyBackward AliasBackward".split())
 VIEWS = frozenset("ViewBackward UnsafeViewBackward ReshapeAliasBackward".split())
 # Some rows of a tensor, in any order.
@@ -50,17 +51,25 @@ def wrongly_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node, int]]
         if node is None or node.dim is None or not node.shape or classes >= len(node.shape):
             continue
         dim = node.dim % len(node.shape)
-        is_wrong = dim != classes and (dim == 0 or call.name in ("nll_loss", "ctc_loss"))
+        is_wrong = dim != classes and (dim == 0 or call.name in _OF_LOGARITHMS)
         if is_wrong and node.shape[dim] != node.shape[classes] and min(node.shape[dim], node.shape[classes]) > 1:
             yield call, node, classes
 
 
 def not_normalised(graph: LossGraph) -> Iterator[tuple[LossCall, Node]]:
-    """Calls of `nll_loss` that are given the result of a layer as it is: no logarithms of probabilities."""
+    """Losses of logarithms of probabilities that are given the result of a layer as it is."""
     for call in graph.losses():
-        node = graph.value_of(graph.made(call.sequence)) if call.name == "nll_loss" else None
-        if node is not None and node.kind in _OF_LAYERS and len(call.shape) > 1 and graph.is_number(call):
+        node = graph.value_of(graph.made(call.sequence)) if call.name in _OF_LOGARITHMS else None
+        if node is not None and _is_of_layer(graph, node) and len(call.shape) > 1 and graph.is_number(call):
             yield call, node
+
+
+def _is_of_layer(graph: LossGraph, node: Node) -> bool:
+    """Whether a node is the product with the weights of a layer; a bias may be added by a node of its own."""
+    if node.kind == "AddBackward" and graph.has_weight(node):
+        behind = (graph.value_of(graph.nodes[number]) for number in node.behind)
+        return any(each is not None and each.kind == "MmBackward" for each in behind)
+    return node.kind in _OF_LAYERS
 
 
 def read_by_rows(graph: LossGraph) -> Iterator[tuple[Node, Node]]:
@@ -111,7 +120,9 @@ def attention_over_batch(graph: LossGraph) -> list[Node]:
                 node = graph.nodes[node.behind[0]]
             shape = node.shape or ()
             is_over_first = node.kind == "SoftmaxBackward" and node.dim in (0, -len(shape)) and len(shape) > 2
-            if is_over_first and shape[0] > 1 and shape[0] in examples and (weights.shape or ())[-2:] == shape[-2:]:
+            # A loss may be given all positions of all examples in one dimension.
+            is_batch = is_over_first and shape[0] > 1 and not examples.isdisjoint((shape[0], shape[0] * shape[-2]))
+            if is_batch and (weights.shape or ())[-2:] == shape[-2:]:
                 found.append(node)
     return found
 

@@ -19,6 +19,7 @@ def is_remarkable(graph: LossGraph) -> bool:
         or any(root.node is None for root in graph.roots)
         or any(node.closed for node in graph.gates())
         or any(count for count, _ in graph.outside.values())
+        or any(sight.is_shifted and sight.is_open for sight in graph.sights)
         or is_too_high(graph)
         or bool(promotions(graph))
         or any(mixed_dimensions.mixing_views(graph))

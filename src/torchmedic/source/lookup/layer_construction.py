@@ -16,6 +16,7 @@ from torchmedic.source.objects.parts import attributes, is_users
 from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, nodes_in, syntax_tree
 
 _CONTAINERS = frozenset("Sequential ModuleList ModuleDict ParameterList ParameterDict".split())
+_MAX_TABLE = 16  # modules of a dict
 
 
 def module_path(frames: list[Frame], module: nn.Module) -> tuple[nn.Module, str] | None:
@@ -61,12 +62,19 @@ def held_modules(frames: list[Frame]) -> Iterator[tuple[Frame, Any, str, nn.Modu
     """
     for frame in reversed(frames):
         for name, value in [*frame.variables.items(), *frame.live.f_globals.items()] if frame.is_user else ():
-            if isinstance(value, nn.Module):
-                yield frame, None, name, value
-            elif name == "self":
+            if name == "self" and not isinstance(value, nn.Module):
                 for attribute, item in attributes(value, type(value)):
-                    if isinstance(item, nn.Module):
-                        yield frame, value, attribute, item
+                    yield from ((frame, value, *each) for each in _modules_in(attribute, item))
+            else:
+                yield from ((frame, None, *each) for each in _modules_in(name, value))
+
+
+def _modules_in(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
+    """A module, or the modules of a dict with their names: `nets["G"]` is `nets.G`."""
+    if isinstance(value, nn.Module):
+        yield name, value
+    elif type(value) is dict and len(value) <= _MAX_TABLE:
+        yield from ((f"{name}.{key}", item) for key, item in list(value.items()) if isinstance(item, nn.Module))
 
 
 def given_modules(frames: list[Frame]) -> Iterator[nn.Module]:

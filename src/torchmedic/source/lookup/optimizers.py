@@ -19,7 +19,7 @@ from torchmedic.source.assignments import items_written
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
 from torchmedic.source.lookup.named_numbers import is_number, written_at
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
+from torchmedic.source.syntax import CALLABLES, FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
 from torchmedic.source.user_variables import loaded_files, user_trees
 
@@ -106,13 +106,19 @@ def chosen_at(built: Place, caller: Place | None, left_out: Iterable[str] = ()) 
         caller: The line that calls the function around it.
         left_out: Names of layers that the optimizer does not have. A function that was given one did not take all.
     """
-    function = innermost(syntax_tree(built.file), built.line, FUNCTIONS)
-    if caller is None or not isinstance(function, FUNCTIONS):
-        return built
+    tree = syntax_tree(built.file)
+    around: list[ast.AST | None] = [innermost(tree, built.line, FUNCTIONS)]
+    around += [node for node in nodes_in(tree) if isinstance(node, ast.Lambda) and has_line(node, built.line)]
+    takes_all = any(isinstance(each, CALLABLES) and _takes_all(each, left_out) for each in around)
+    return caller if caller is not None and takes_all else built
+
+
+def _takes_all(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, left_out: Iterable[str]) -> bool:
+    """Whether a function takes the parameters of what it is given, and of nothing else."""
     plain = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     given = {each.arg for each in (*plain, function.args.vararg) if each is not None and each.arg != "self"}
     if any(name.partition(".")[0] in given for name in left_out):
-        return built
+        return False
     owners: list[ast.expr] = []
     for node in ast.walk(function):
         match node:
@@ -123,8 +129,7 @@ def chosen_at(built: Place, caller: Place | None, left_out: Iterable[str] = ()) 
                 | ast.comprehension(target=ast.Name(id=name), iter=ast.Name(id=whole))
             ) if whole in given:
                 given.add(name)
-    is_all_given = bool(owners) and all(isinstance(each, ast.Name) and each.id in given for each in owners)
-    return caller if is_all_given else built
+    return bool(owners) and all(isinstance(each, ast.Name) and each.id in given for each in owners)
 
 
 def _files(frames: list[Frame]) -> list[str]:

@@ -1,7 +1,8 @@
 """The prediction and the target of a loss have shapes that broadcast to a table of all pairs.
 
 What: a prediction of shape (N, 1) was combined with a target of shape (N,). Both are broadcast to (N, N), so every
-prediction is compared with every target, not only with its own.
+prediction is compared with every target, not only with its own. The same happens to losses or log-probabilities of
+shape (N,) that are multiplied by weights or advantages of shape (N, 1), where all products become one number.
 
 Why: broadcasting aligns shapes from the right. A column and a row are compatible, and make a table. The loss is a
 plausible number, and the model learns the mean of the targets.
@@ -21,6 +22,8 @@ from torchmedic.observe.checkup.node_births import Site
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 # Nodes that keep the shape of what a layer gave: activations, and the cast to float32 that is usual under autocast.
 _SAME_SHAPE = ("SigmoidBackward", "TanhBackward", "ReluBackward", "ExpBackward", "SoftplusBackward", "ToCopyBackward")
+# Nodes that treat each element of a table for itself.
+_ELEMENTWISE = ("NegBackward", "MulBackward", "DivBackward", "AddBackward", "SubBackward", "MinimumBackward")
 Shape = tuple[int, ...]
 # Nodes that make a shape on purpose: whoever writes `a.unsqueeze(1) - b` wants all pairs.
 _RESHAPING = ("UnsqueezeBackward", "ViewBackward", "ReshapeAliasBackward", "ExpandBackward", "IndexBackward")
@@ -36,6 +39,9 @@ def check(evidence: CheckUp) -> Draft | None:
             found = _differs(graph, node)
             if found is not None and node.birth is not None:
                 return _diagnosis(evidence, graph, node.birth.sites, *found, "the difference")
+            pair = _multiplies(graph, node)
+            if pair is not None and node.birth is not None:
+                return _of_product(evidence, graph, node.birth.sites, *pair)
     return None
 
 
@@ -68,6 +74,43 @@ def _differs(graph: LossGraph, node: Node) -> tuple[Shape, Shape] | None:
     if math.prod(node.shape) <= max(math.prod(made.shape), math.prod(others[0].shape)):
         return None
     return made.shape, others[0].shape
+
+
+def _multiplies(graph: LossGraph, node: Node) -> tuple[Shape, Shape] | None:
+    """The shapes of a column and a row whose products are all averaged: that is the product of their two means."""
+    if node.kind != "MulBackward" or len(node.shape or ()) != 2 or graph.is_followed_by_weights(node):
+        return None
+    shapes = [graph.nodes[number].shape or () for number in node.behind] + [node.multiplied] * len(node.missing)
+    if len(shapes) != 2 or not _makes_pairs(*shapes) or not _is_averaged(graph, node):
+        return None
+    return shapes[0], shapes[1]
+
+
+def _is_averaged(graph: LossGraph, node: Node) -> bool:
+    """Whether all elements of a table become one number, and nothing on the way looks at a row or a column."""
+    table, pending = node.shape, [node]
+    while pending:
+        readers = graph.readers(pending.pop())
+        for reader in readers:
+            if reader.kind in ("MeanBackward", "SumBackward") and not reader.shape:
+                continue
+            if reader.kind not in _ELEMENTWISE or reader.shape != table:
+                return False
+            pending.append(reader)
+        if not readers:
+            return False
+    return True
+
+
+def _of_product(evidence: CheckUp, graph: LossGraph, sites: tuple[Site, ...], first: Shape, second: Shape) -> Draft:
+    size = max(*first, *second)
+    draft = check.draft(evidence, "proven")
+    draft.message = f"a product of the shapes {list(first)} and {list(second)} is broadcast to all pairs"
+    draft.cause = "every value is multiplied by the weights of all items, so the loss is the product of two means"
+    draft.at(evidence.at("cause", sites, f"{list(first)} times {list(second)}: {size * size} products, not {size}"))
+    draft.because(f"all {size * size} products become one number, in step {graph.step}")
+    draft.help("give both factors the same shape: `.squeeze(-1)` on the one with two dimensions")
+    return draft.about(step=graph.step)
 
 
 def _diagnosis(

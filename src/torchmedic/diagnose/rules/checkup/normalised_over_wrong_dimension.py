@@ -2,8 +2,8 @@
 
 What: `nll_loss` or `cross_entropy` was given the result of a `softmax` or `log_softmax` over another dimension than the
 dimension of the classes, which is dimension 1. Or a cross entropy that is written out takes one class of each row of
-such a result, or adds up each row. Or attention weights are normalised over the examples of a batch. Or `nll_loss` was
-given scores that are not normalised at all.
+such a result, or adds up each row. Or attention weights are normalised over the examples of a batch. Or `nll_loss`
+or `ctc_loss` was given scores that are not normalised at all.
 
 Why: with `dim=0` the probabilities of one class add up to 1 over the batch, so the examples of a batch compete with
 each other. The loss does not fall when the right class gets a higher score than the others, and the result depends on
@@ -43,12 +43,15 @@ def check(evidence: CheckUp) -> Draft | None:
 
 def _of_scores(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) -> Draft:
     draft = check.draft(evidence, "proven")
-    draft.message = "`nll_loss` is given scores that are not normalised, so the loss has no lower bound"
-    draft.cause = "`nll_loss` wants logarithms of probabilities, and was given the result of a layer as it is"
+    draft.message = f"`{call.name}` is given scores that are not normalised, so the loss has no lower bound"
+    draft.cause = f"`{call.name}` wants logarithms of probabilities, and was given the result of a layer as it is"
     draft.at(evidence.at("cause", call.sites, "wants the result of `log_softmax`"))
     draft.at(evidence.of_node("origin", node, "makes the scores"))
     draft.because(f"the scores have the shape {list(call.shape)}, and no `log_softmax` lies between layer and loss")
-    draft.help("use `cross_entropy`, or give the loss `log_softmax(scores, dim=1)`", safety="changes-training")
+    instead = "give the loss `log_softmax(scores, dim=-1)`"
+    if call.name == "nll_loss":
+        instead = "use `cross_entropy`, or give the loss `log_softmax(scores, dim=1)`"
+    draft.help(instead, safety="changes-training")
     return draft.about(step=graph.step).rated("warning")
 
 

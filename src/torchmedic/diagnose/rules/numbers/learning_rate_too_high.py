@@ -1,7 +1,7 @@
-"""The learning rate is so high that every update makes the loss larger.
+"""The learning rate is so high that the updates make the loss larger.
 
-What: the last steps were run again from a copy of the weights. As they were, the loss grew again until it overflowed;
-with a lower learning rate and nothing else changed, the loss fell or at least did not grow.
+What: some steps were run again from a copy of the weights. As they were, the loss grew again and did not
+come back; with a lower learning rate and nothing else changed, the loss fell or at least did not grow.
 
 Why: an update that is too large overshoots the minimum, lands where the slope is steeper, and the next update is larger
 still. The operation that overflows in the end is not at fault.
@@ -56,7 +56,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         evidence,
         divergence,
         f"the learning rate of {rate:.6g} is too high",
-        f"with a rate of {rate:.6g} every update makes the loss larger; with {lower} {outcome}",
+        f"with a rate of {rate:.6g} the updates make the loss larger; with {lower} {outcome}",
         grade=grade,
     )
     cause = rate_location(evidence, optimizer, rate, group)
@@ -109,7 +109,7 @@ def _by_hand(evidence: NumbersEvidence, divergence: Divergence, tried: Tried) ->
         evidence,
         divergence,
         "the step size of the update is too high" if rate is None else f"the learning rate of {rate:.6g} is too high",
-        f"every update makes the loss larger; with updates of 1/{divisor} of the size {outcome}",
+        f"the updates make the loss larger; with updates of 1/{divisor} of the size {outcome}",
     )
     draft.at(location)
     draft.at(op.spot.location("cause" if location is None else "writer", "the weights are updated here"))

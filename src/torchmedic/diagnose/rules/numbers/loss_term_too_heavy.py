@@ -42,7 +42,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         of = "of a term of the loss" if len(divergence.trajectory.terms) > 1 else "of the loss"
         message = f"the weight {term.weight:.6g} {of} is too large"
         outcome = divergence.outcome(course)
-        why = f"with a weight of {term.weight:.6g} every update makes the loss larger; with {lower} {outcome}"
+        why = f"with a weight of {term.weight:.6g} the updates make the loss larger; with {lower} {outcome}"
         draft = begin(check, evidence, divergence, message, why)
         locate_factor(draft, term.op.spot, f"this is multiplied by {term.weight:.6g}", term.weight)
         title = f"lower the weight from {term.weight:.6g} to about {lower}"

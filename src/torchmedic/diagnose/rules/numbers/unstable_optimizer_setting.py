@@ -39,7 +39,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
                 evidence,
                 divergence,
                 f"`{name}={value}` of the optimizer is out of range",
-                f"with `{name}={value}` every update makes the loss larger; with {usual} {divergence.outcome(course)}",
+                f"with `{name}={value}` the updates make the loss larger; with {usual} {divergence.outcome(course)}",
             )
             _locate(draft, evidence, optimizer, name, value)
             draft.treat(cure(divergence, f"use `{name}={usual}`", [(f"with {name}={usual}", course)]))
