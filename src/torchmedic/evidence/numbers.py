@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import time
 from types import FrameType
@@ -239,6 +240,10 @@ class NumbersEvidence:
             if found := births(scope, values):
                 return victim, found
         return "loss", []
+
+    def receives(self, leaf: Leaf) -> ast.stmt | None:
+        """The statement that got a leaf from another rank."""
+        return self.played.received.get(leaf.tensor.data_ptr()) if self.played is not None else None
 
     @property
     def birth(self) -> Birth | None:

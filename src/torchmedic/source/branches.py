@@ -206,10 +206,14 @@ def _is_exit(raised: ast.expr | None) -> bool:
 
 
 def calls_by_rank(file: str, wanted: Callable[[str], bool]) -> list[int]:
-    """The lines that call a function with a wanted name, and that only some ranks come to."""
-    calls = [node for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Call)]
-    lines = sorted({node.lineno for node in calls if wanted(callee(node) or "")})
-    return [line for line in lines if any(branch.by_rank for branch in branches_around(file, line))]
+    """The lines that only some ranks reach, with a call of a wanted name, else of a function of the file with one."""
+    functions = _functions(file).items()
+    within = {name for name, node in functions if any(wanted(callee(each) or "") for each in calls_in(node))}
+    for names in (wanted, within.__contains__):
+        lines = sorted({node.lineno for node in calls_in(syntax_tree(file)) if names(callee(node) or "")})
+        if found := [line for line in lines if any(each.by_rank for each in branches_around(file, line))]:
+            return found
+    return []
 
 
 def callees_at(file: str, line: int) -> set[str]:

@@ -66,6 +66,24 @@ def lines_that_set(file: str, key: str) -> list[int]:
     return [node.lineno for node, item in items_written(syntax_tree(file)) if ast.unparse(item.slice) == repr(key)]
 
 
+def trained_models(file: str) -> list[int]:
+    """The lines that assign what an optimizer of the file is given as `model.parameters()`."""
+    tree = syntax_tree(file)
+    given = {
+        ast.unparse(node.func.value)
+        for call in nodes_in(tree)
+        if isinstance(call, ast.Call)
+        for argument in [*call.args, *(keyword.value for keyword in call.keywords)]
+        for node in ast.walk(argument)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parameters"
+    }
+    return sorted(
+        node.lineno
+        for node in nodes_in(tree)
+        if isinstance(node, ast.Assign) and any(ast.unparse(target) in given for target in node.targets)
+    )
+
+
 def reads_attribute(file: str, line: int, name: str) -> bool:
     """Whether a line reads an attribute of this name."""
     return any(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from torchmedic.detect.ranks.messages import is_misread
 from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.ranks import JobFacts, RankFacts
 from torchmedic.runfolder import events, files, layout, reading
@@ -46,14 +47,16 @@ class RankComparison:
 
     def _asked(self, known: tuple[RankFacts, ...], at_end: bool) -> list[Diagnosis]:
         from torchmedic.diagnose import registry
-        from torchmedic.diagnose.engine import ask_each
+        from torchmedic.diagnose.engine import ask, ask_each
 
         moments = {self._facts[folder].rank: box.moments for folder, box in self._boxes(at_end).items()}
         job = ranks.read_job(self._run)
         ended = at_end and job is not None and all(state.fate == "ended" for state in job.ranks)
         found = job.difference if job is not None else None
-        if found is not None and found.call is not None and found.expected is not None:
-            return []  # the ranks have gone different ways: what their training has in common is over
+        if job is not None and found is not None and found.call is not None and found.expected is not None:
+            # The ranks have gone different ways: what their training has in common is over.
+            told = ask(job, registry.RANKS) if is_misread(found.call, found.expected) else None
+            return [told] if told is not None else []
         if any(isinstance(line, events.ExceptionLine) for folder in self._facts for line in events.read_events(folder)):
             return []  # what differs after an exception, such as weights after half an exchange, is its echo
         logs = tuple(state.log for state in job.ranks if state.log is not None) if job is not None else ()

@@ -281,6 +281,11 @@ def give_back(run: Path) -> None:
         (run / _SPEAKER).unlink()
 
 
+def is_told(run: Path, code: str) -> bool:
+    """Whether a parent has told a finding about all ranks."""
+    return (run / f"{_SPEAKER}-{code}").exists()
+
+
 def claim(run: Path, code: str = "") -> bool:
     """Whether this parent is the one to speak for the job, or to tell one finding; the first to ask is.
 

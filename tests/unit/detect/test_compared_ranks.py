@@ -240,8 +240,9 @@ def test_a_slow_rank_is_seen_while_the_run_goes_on_after_more_meetings() -> None
         [meetings(0.0), meetings(0.2)],  # a fifth of the step
         [meetings(0.0, 15), meetings(0.6, 15)],  # too few
         [meetings(0.0), [at + (0.6 if at % 2 else -0.6) for at in meetings(0.0)]],  # they take turns
+        [meetings(0.0), meetings(3.5)],  # nobody waits in this call: the others are three steps ahead
     ],
-    ids=["short", "few", "turns"],
+    ids=["short", "few", "turns", "ahead"],
 )
 def test_ranks_that_are_not_slow(times: list[list[float]]) -> None:
     assert find_straggler([log(rank, each) for rank, each in enumerate(times)], ended=True) is None

@@ -304,6 +304,17 @@ def test_a_message_larger_than_its_buffer() -> None:
     assert (
         unequal_message([log(0, sends[0]), log(1, call("recv", 20, shape=(2, 8), peer=0, dtypes=("float32",)))]) is None
     )
+    narrow = call("send", 10, shape=(8, 2), peer=1, dtypes=("bfloat16",))
+    assert unequal_message([log(0, narrow), log(1, takes[0])]) is not None  # as many numbers, of another size
+
+
+def test_a_ring_of_ranks_that_all_send_first() -> None:
+    waits = tuple((rank, call("send", 18, peer=(rank + 1) % 3)) for rank in range(3))
+    states = tuple(RankState(rank=rank, log=log(rank, wait)) for rank, wait in waits)
+    check = registry.load("ranks.message_without_partner").check
+    draft = check(Job(world_size=3, ranks=states, unmatched=waits))
+    assert draft is not None
+    assert draft.cause == "ranks 0, 1 and 2 all wait in `send`, each for the next: none comes to its `recv`"
 
 
 WATCH = call("all_reduce", 40, shape=(1,), thread=1)

@@ -27,6 +27,7 @@ from torchmedic.source.line_relations import (
     is_on_both_sides,
     lines_that_set,
     reads_attribute,
+    trained_models,
 )
 
 SOURCE = """
@@ -153,6 +154,17 @@ def test_what_ends_the_process_of_a_loop(tmp_path: Path) -> None:
     assert process_ends(str(path), loop) == [3]
     assert calls_by_rank(str(path), lambda name: name == "load_state_dict") == [10]
     assert calls_by_rank(str(path), lambda name: name == "check") == []
+    path = tmp_path / "clip.py"
+    path.write_text(
+        "def note(net):\n"
+        "    clip_grad_norm_(net.parameters(), 1.0)\n"
+        "net = build()\n"
+        "optimizer = SGD(net.parameters())\n"
+        "if rank == 0:\n"
+        "    note(net)\n"
+    )
+    assert calls_by_rank(str(path), lambda name: name == "clip_grad_norm_") == [6]
+    assert trained_models(str(path)) == [3]
 
 
 def test_a_handler_around_a_line_may_have_left_it_out(tmp_path: Path) -> None:

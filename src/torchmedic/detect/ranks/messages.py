@@ -75,7 +75,8 @@ def _length_of_row(calls: Sequence[Collective]) -> int:
 def unequal_message(logs: Sequence[RankLog]) -> Difference | None:
     """The first message that a rank takes into a tensor of another size.
 
-    A smaller one may be meant so. Only if a larger one has come as well, or first, has the job failed of it.
+    A smaller one may be meant so. Only if a larger one has come as well, or first, has the job failed of it. A message
+    with as many numbers of another size is always misread.
     """
     if any(log.dropped or any(call.op == "recv_any" for call in log.calls) for log in logs):
         return None  # messages are paired by their number
@@ -86,7 +87,7 @@ def unequal_message(logs: Sequence[RankLog]) -> Difference | None:
         for at, (call, other) in enumerate(zip(calls, taken.get(pair, ()), strict=False))
         if call.nbytes != other.nbytes and call.nbytes and other.nbytes
     ]
-    if all(call.nbytes < other.nbytes for *_, call, other in unequal):
+    if all(call.nbytes < other.nbytes and not is_misread(call, other) for *_, call, other in unequal):
         return None
     _, at, (source, target, _), call, other = min(unequal, key=lambda each: each[0])
     return Difference(
@@ -100,6 +101,11 @@ def unequal_message(logs: Sequence[RankLog]) -> Difference | None:
         index=at,
         by="nothing",
     )
+
+
+def is_misread(sent: Collective, taken: Collective) -> bool:
+    """Whether a message of so many numbers is taken into a tensor for as many numbers of another size."""
+    return sent.op == "send" and sent.shapes == taken.shapes and sent.nbytes != taken.nbytes
 
 
 def _messages(logs: Sequence[RankLog], op: str) -> dict[tuple[int, int, int], list[Collective]]:

@@ -59,6 +59,9 @@ def find_straggler(logs: Sequence[RankLog], *, ended: bool) -> Straggler | None:
     waits = [times[slow] - statistics.median(each for at, each in enumerate(times) if at != slow) for times in arrivals]
     steps = [after[slow] - before[slow] for before, after in itertools.pairwise(arrivals)]
     wait, step = statistics.median(waits), statistics.median(steps)
+    met = sum(min(after) >= before[slow] for before, after in itertools.pairwise(arrivals))
+    if met < _MIN_LATE * len(steps):
+        return None  # the others went on without the slow rank: nobody waits in this call
     enough = late >= _MIN_LATE * len(places) and wait >= max(_MIN_WAIT_SECONDS, _MIN_SHARE * step)
     if not enough or wait * len(places) < factor * _MIN_TOTAL_SECONDS:
         return None

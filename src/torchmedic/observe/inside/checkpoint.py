@@ -9,14 +9,13 @@ from __future__ import annotations
 import gc
 import io
 import os
-import sys
-import threading
 from pathlib import Path
 
 import torch
 
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.inside import device
+from torchmedic.observe.inside.other_threads import OTHERS
 from torchmedic.observe.step.clock import OPTIMIZER
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records.stall import Saved
@@ -47,7 +46,7 @@ def _refusal(agent: ProcessContext) -> str:
         return "the device is still at work"
     if not agent.clock.optimizers:
         return "nothing is being trained yet"
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = OTHERS.main_frame()
     while frame is not None:
         if frame.f_code.co_filename.endswith(os.path.join("torch", "optim", "optimizer.py")):
             return "an update of the weights is under way"

@@ -7,8 +7,6 @@ seen only here. It takes about ten milliseconds of the listening thread, at most
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Callable
 
 from torch.utils.data import get_worker_info
@@ -16,6 +14,7 @@ from torch.utils.data import get_worker_info
 from torchmedic.contained import report_fault
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.heap.walk import Held, Walk
+from torchmedic.observe.inside.other_threads import OTHERS
 from torchmedic.records.memory import HeldMemory
 from torchmedic.runfolder import questions
 from torchmedic.runfolder.confidential import is_confidential
@@ -43,7 +42,7 @@ def biggest(agent: ProcessContext) -> list[tuple[Held, int]]:
     """The biggest holders among the variables of the script and its data sets, with their bytes."""
     worker = get_worker_info()
     data = [*agent.leaks.data_sets(), *([worker.dataset] if worker is not None else [])]
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = OTHERS.main_frame()
     walk = Walk(0, {}, pile_of, weigh_all=True)
     found = walk.run(frame, data)
     held = [

@@ -23,6 +23,7 @@ import msgspec
 from torchmedic.contained import report_fault
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.heap.walk import Held
+from torchmedic.observe.inside.other_threads import OTHERS
 from torchmedic.observe.inside.thread_log import ThreadLog
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.process import LISTENER
@@ -116,7 +117,10 @@ class Listener:
                 if _QUIT in words or not words:
                     os.write(pipe, words.replace(_QUIT, b""))  # whoever listens next answers the others
                     return
-                self._answer(words)
+                try:
+                    self._answer(words)
+                finally:
+                    OTHERS.give_back()
         except OSError:
             return
         except Exception as error:

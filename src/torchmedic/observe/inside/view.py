@@ -21,6 +21,7 @@ from torchmedic.observe.inside.deferred_logs import logged_at
 from torchmedic.observe.inside.heartbeat import HEART
 from torchmedic.observe.inside.lock_files import awaited_file
 from torchmedic.observe.inside.locks import NOTIFICATION, held, waited_for
+from torchmedic.observe.inside.other_threads import OTHERS
 from torchmedic.observe.inside.peek import attribute, expression, is_between_rounds
 from torchmedic.observe.step.tensors import bytes_in
 from torchmedic.records.inside import EndedThread, InsideView, JobView, LoaderView, LockView, PyFrame, PyThread
@@ -31,7 +32,6 @@ from torchmedic.source.user_variables import locals_of
 LOOKS = 6  # at all threads, one after another
 _INTERVAL_SECONDS = 0.2  # between two looks
 _MAX_FRAMES = 60  # frames of a thread, the innermost ones
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _JOINING = "init_process_group"
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SAVING = os.path.join("torch", "serialization.py")
@@ -52,7 +52,7 @@ def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread,
         if number:
             time.sleep(_INTERVAL_SECONDS)
         beats = HEART.beats() and number > 0  # an answer to the first question may be as old as the last look
-        for ident, frames in _stacks().items():
+        for ident, frames in OTHERS.stacks().items():
             places = loops.places_of(frames)
             # A frame that came and went in between is as good as a movement: its identity tells. So is a jump: a loop
             # lets others run only there, and would be seen at the same place every time.
@@ -63,7 +63,7 @@ def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread,
             lines[ident].append(user.f_lineno if user is not None else 0)
             if ident == main:
                 looks.append(loops.Look(places, loops.prints_of(frames)))
-    stacks = _stacks()
+    stacks = OTHERS.stacks()
     loop = _contained(loops.view, looks, stacks.get(main or 0, []))
     return InsideView(
         pid=os.getpid(),
@@ -85,23 +85,6 @@ def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread,
         item=_contained(_item, stacks.get(main or 0, [])) or "",
         logged=_contained(logged_at, stacks.get(main or 0, [])),
     )
-
-
-def _stacks() -> dict[int, list[FrameType]]:
-    """The frames of all threads but the one that looks, innermost first."""
-    return {ident: _outwards(frame) for ident, frame in sys._current_frames().items() if not _is_ours(frame)}
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return any(each.f_code.co_filename.startswith(_HERE) for each in _outwards(frame))
-
-
-def _outwards(frame: FrameType | None) -> list[FrameType]:
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
 
 
 def _thread(

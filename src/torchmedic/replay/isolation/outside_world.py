@@ -84,6 +84,7 @@ class Seal:
         self.refused = ""  # what was asked for last
         self.count = 0
         self.exchanges = 0  # with other ranks, that were refused
+        self.unfilled: list[Any] = []  # tensors that were to get a message in them
         self.answer: Answer = lambda method, size, args: None  # what stands in for such an exchange
         me = threading.get_ident()
         self._others = {thread for thread in sys._current_frames() if thread != me}
@@ -132,6 +133,14 @@ def exchanges_answered(answer: Answer) -> Iterator[None]:
 def exchanges() -> int:
     """How many exchanges with other ranks the replay that is under way has been refused."""
     return _seal.exchanges if _seal is not None else 0
+
+
+def unfilled() -> list[Any]:
+    """The tensors that were to get a message of another rank, since the last question."""
+    if _seal is None:
+        return []
+    found, _seal.unfilled = _seal.unfilled, []
+    return found
 
 
 def refusals() -> int:
@@ -247,6 +256,7 @@ def _exchanging(seal: Seal, original: Callable[..., Any], name: str) -> Callable
             return original(group, *args, **kwargs)
         answer = seal.answer(name, group.size(), args)
         if answer is None:
+            seal.unfilled += args[0] if name in ("recv", "recv_anysource") else ()
             refuse_exchange()
         return answer
 

@@ -40,6 +40,7 @@ class ReplayResult:
         self.returned: list[torch.Tensor] = []  # gradients that `autograd.grad` gave
         self.error: BaseException | None = None
         self.exchanged = False  # the step has a backward, and calls a collective by hand
+        self.received: dict[int, ast.stmt] = {}  # what took a message of another rank, by the address of its values
         self.stood_in = False  # parts of the weights, which other ranks hold, were stood in for
         self.loss: float | None = None
         self.loss_finite = False

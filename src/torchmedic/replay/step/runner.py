@@ -19,7 +19,7 @@ from torchmedic.observe.context import Notes
 from torchmedic.observe.step.step_notes import released
 from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
-from torchmedic.replay.isolation.outside_world import Refused, refusals
+from torchmedic.replay.isolation.outside_world import Refused, refusals, unfilled
 from torchmedic.replay.isolation.sandbox import (
     GRACE,
     SHADOW_LIMIT,
@@ -220,6 +220,7 @@ class Runner:
                 continue
             before = (torch.get_rng_state(), _get_sequence_nr(), self._module_calls)
             if not self._run_statement(statement, replace.get(statement.lineno, code), namespace):
+                self._fill(statement, namespace, played)
                 continue
             if not isinstance(statement, ast.Assign | ast.AnnAssign):
                 continue
@@ -256,6 +257,17 @@ class Runner:
             namespace.update(taken or {})
             return False
         return True
+
+    def _fill(self, statement: ast.stmt, namespace: dict[str, Any], played: ReplayResult) -> None:
+        """Give a tensor the message of another rank that the step got in it."""
+        asked, known = {id(each) for each in unfilled()}, self._known
+        for name in names_read(statement):
+            tensor, got = namespace.get(name), known.get(name)
+            if tensor is None or id(tensor) not in asked:
+                continue
+            if isinstance(got, torch.Tensor) and got.shape == tensor.shape:
+                tensor.data.copy_(got.data)
+                played.received[got.data_ptr()] = statement
 
     def _frozen_results(self, statement: ast.stmt) -> dict[str, Any]:
         """What a statement that is not run again gave, where the variables do not hold it already."""

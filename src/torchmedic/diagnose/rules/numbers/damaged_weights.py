@@ -41,7 +41,7 @@ _WRITERS = frozenset(
 @rule("TM221", "damaged-weights")
 def check(evidence: NumbersEvidence) -> Draft | None:
     leaf = evidence.birth.leaf if evidence.birth is not None else None
-    if leaf is None:
+    if leaf is None or evidence.receives(leaf) is not None:
         return None
     kind, name = evidence.name_of(leaf)
     if kind not in ("parameter", "buffer"):

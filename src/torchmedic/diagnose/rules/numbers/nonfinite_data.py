@@ -33,7 +33,7 @@ from torchmedic.source.user_code import relative
 @rule("TM220", "nonfinite-data")
 def check(evidence: NumbersEvidence) -> Draft | None:
     leaf = evidence.birth.leaf if evidence.birth is not None else None
-    if leaf is None or evidence.scope is None:
+    if leaf is None or evidence.scope is None or evidence.receives(leaf) is not None:
         return None
     kind, name = evidence.name_of(leaf)
     if kind in ("parameter", "buffer") or leaf.tensor.grad_fn is not None:

@@ -10,6 +10,7 @@ from torchmedic.diagnose.rules.ranks._side_by_side import is_by_rank
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
+from torchmedic.source.line_relations import in_one_try
 
 PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
 CONSTANT_NUMBER = re.compile(r" in t?range\([\d, ]*\)$")
@@ -177,6 +178,7 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
     """The `if` after which the culprit did not reach the expected call: its file, line and text; None if there is none.
 
     A rank that made a forward without a backward has skipped it. Else the expected call must be missing in the logs.
+    Without an `if`, it is the line of that forward: an exception that was caught has led past the backward.
     """
     expected = difference.expected
     state = job.of(difference.culprits[0])
@@ -200,6 +202,8 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
         around = [branch for branch in around if branch.taken]
         if around:
             return frame.file, around[0].line, around[0].header
+        if skipped is not None and in_one_try(frame.file, frame.line, skipped.line) and skipped.file == frame.file:
+            return skipped.file, skipped.line, ""
     return None
 
 

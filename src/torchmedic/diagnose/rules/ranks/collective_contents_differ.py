@@ -52,7 +52,7 @@ def check(job: Job) -> Draft | None:
         )
         draft.at(at_call(call, "cause", f"{who} sends {own}"), at_call(expected, "origin", f"{others} takes {theirs}"))
         show(draft, job, difference)
-        return draft.help(_CURES["message"])
+        return draft.help(_CURES["dtype" if what == "dtype" else "message"])
     if what == _PARTS:
         draft.cause = f"{who} sends {own} elements to {others}, which takes {theirs} from it"
     loop = _loop_of_others(call, expected) if what == "shape" else None
@@ -69,8 +69,8 @@ def check(job: Job) -> Draft | None:
     if lacks:
         draft.because("the line leaves out parameters without a gradient, so the ranks may be at different parameters")
     draft.help(_CURES["skip" if skip is not None or lacks else "order" if loop is not None else what])
-    if what == "shape" and loop is None and not lacks and _goes_through_mapping(call):
-        draft.help(_CURES["mapping"])
+    if what == "shape" and loop is None and not lacks and _goes_through_many(call):
+        draft.help(_CURES["many"])
     return draft
 
 
@@ -105,10 +105,12 @@ def _loop_of_others(call: Collective, expected: Collective) -> Loop | None:
     return loop if is_other else None
 
 
-def _goes_through_mapping(call: Collective) -> bool:
-    """Whether the innermost loop around a call takes what a dict holds."""
+def _goes_through_many(call: Collective) -> bool:
+    """Whether the innermost loop around a call takes what a dict holds, or its tensors are summed one by one."""
     around = loops_around(call.frames[0].file, call.frames[0].line) if call.frames else []
-    return bool(around) and re.search(r" in (?!sorted).*\.(items|keys|values)\(\)", around[0].header) is not None
+    if not around or not around[0].header.startswith("for ") or " in sorted(" in around[0].header:
+        return False
+    return call.op == "all_reduce" or re.search(r"\.(items|keys|values)\(\)", around[0].header) is not None
 
 
 def _line(call: Collective) -> tuple[str, int]:
@@ -128,7 +130,8 @@ _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
     "message": "send the size first, or use batches of one size (`drop_last=True`)",
     "order": "let the loop take the tensors in one order: sort them; a `set` has another order in each process",
-    "mapping": "or take the keys in one order, `sorted(...)`, if they came into the dict in another order on each rank",
+    "many": "or let the loop go through its names in one order, `sorted(...)`: a `set`, or a dict that was filled in "
+    "another order, gives each rank another tensor",
     "skip": "exchange the gradient of every parameter on all ranks, and a tensor of zeros where there is none",
     "dtype": "convert the tensor to one dtype on all ranks before the call",
     "source rank": "pass the same rank as source or destination on all ranks",

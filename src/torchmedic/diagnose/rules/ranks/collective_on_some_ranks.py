@@ -63,8 +63,10 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     draft = check.draft(job, "likely")
     draft.message = f"{who} left out {what}, which the other ranks called"
     draft.cause = f"{who} took the branch `{test}`, after which {what} at {place(expected)} is not reached"
+    if not test:
+        draft.cause = f"{who} began a step that ended without {what}: an exception was caught on the way there"
     draft.at(
-        line_location("cause", file, line, f"{who} left out the call here"),
+        line_location("cause", file, line, f"{who} left out the call {'here' if test else 'after this line'}"),
         at_call(expected, "surfaced", f"{ranks(difference.others)}: {what}, which waits for all ranks"),
         at_call(difference.call, "origin", f"{who}: {words(difference.call)}" if difference.call is not None else ""),
     )
@@ -72,6 +74,8 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     state = job.of(difference.culprits[0])
     if difference.kind != "missing" and (state is None or state.skipped is None):
         draft.because("a loop with fewer turns on this rank would look the same")
+    if not test:
+        return draft.help("let the exception end the job, or let all ranks leave out the step: all_reduce a flag")
     is_backward = expected.native or expected.op == BACKWARD
     other = ", or multiply the loss by zero" if is_backward else ""
     return draft.help(f"let all ranks decide alike: all_reduce a flag before the branch{other}")

@@ -3,8 +3,8 @@
 What: `send` and `recv` pair up between two ranks. One side has made a call that the other side has not made, and the
 other side waits as well, is somewhere else, or has ended.
 
-Why: both ranks receive first, the stages of a pipeline count their micro-batches differently, source and destination
-are exchanged, the two sides use different tags.
+Why: both ranks receive first, or all ranks of a ring send first, the stages of a pipeline count their micro-batches
+differently, source and destination are exchanged, the two sides use different tags.
 
 Cure: let one side send first and the other receive first, or use `batch_isend_irecv`; derive the number of messages
 and their tags from one value that all stages share.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torchmedic.detect.ranks.messages import unequal_turns, usual_answer
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, words
+from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import Collective, Job
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
@@ -37,14 +37,17 @@ def check(job: Job) -> Draft | None:
     partner = dict(job.unmatched).get(call.peer)
     state = job.of(call.peer)
     meets = partner is not None and partner.peer == rank
-    both = meets and partner is not None and partner.op == call.op
+    ring = _ring(job, rank)
+    both = len(ring) > 2 or (meets and partner is not None and partner.op == call.op)
     tags = sorted((call.tag, partner.tag)) if meets and partner is not None and not both else []
     last = state.log.calls[-1] if state is not None and state.log is not None and state.log.calls else None
     there = f"rank {call.peer} {'ended' if state is not None and state.fate == 'ended' else 'last called'}"
     if state is not None and state.fate in ("raised", "died"):
         return None  # that is the cause
     cause = (
-        f"ranks {rank} and {call.peer} both wait in {words(call)} for each other"
+        f"{ranks(sorted(ring))} all wait in {words(call)}, each for the next: none comes to its `{_OPPOSITE[call.op]}`"
+        if len(ring) > 2
+        else f"ranks {rank} and {call.peer} both wait in {words(call)} for each other"
         if both
         else f"`send` and `recv` meet only if they have the same tag; here the tags are {tags[0]} and {tags[1]}"
         if tags
@@ -94,7 +97,7 @@ def check(job: Job) -> Draft | None:
         if tags
         else f"let rank {call.peer} call `{_OPPOSITE[call.op]}` for this message, or leave the message out"
         if not answered and not both
-        else "let one of the two ranks send first and the other receive first, or use `batch_isend_irecv`"
+        else "let one of the ranks send first and the next one receive first, or use `batch_isend_irecv`"
     )
 
 
@@ -148,6 +151,15 @@ def _first(job: Job) -> tuple[int, Collective]:
         if beyond is None or beyond.peer == rank:
             return rank, call
     return next((pair for pair in job.unmatched if not _has_answered(job, *pair)), job.unmatched[0])
+
+
+def _ring(job: Job, rank: int) -> list[int]:
+    """The ranks that wait for each other at one line, each for the next, and for no rank outside; empty if none do."""
+    waits, found = dict(job.unmatched), [rank]
+    while (peer := waits[found[-1]].peer) in waits and peer not in found:
+        found.append(peer)
+    is_closed = peer == rank and len({(waits[each].op, waits[each].site) for each in found}) == 1
+    return found if is_closed else []
 
 
 def _has_answered(job: Job, rank: int, call: Collective) -> bool:

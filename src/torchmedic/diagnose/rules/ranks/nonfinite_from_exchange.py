@@ -1,7 +1,8 @@
 """Gradients became NaN or infinite when they were combined with those of other ranks.
 
-What: this rank's own loss and its own gradients are finite: the step was replayed without the other ranks. The averaged
-gradients, which all ranks have in common, are not finite.
+What: a message of another rank was not finite when it had come. Or this rank's own loss and its own gradients are
+finite: the step was replayed without the other ranks. The averaged gradients, which all ranks have in common, are not
+finite.
 
 Why: another rank contributed a value that is not finite; where that rank is known, its own diagnosis is reported in
 place of this one. If the gradients of all ranks are finite, their sum does not fit the dtype of the exchange: gradients
@@ -18,9 +19,10 @@ import math
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.numbers._wording import finish, victim
+from torchmedic.diagnose.rules.numbers._wording import described, finish, victim
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Location, Role
+from torchmedic.replay.trace.microscope import Leaf
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import calls_in, syntax_tree
 
@@ -28,6 +30,10 @@ from torchmedic.source.syntax import calls_in, syntax_tree
 @rule("TM708", "nonfinite-from-exchange")
 def check(evidence: NumbersEvidence) -> Draft | None:
     incident, played = evidence.incident, evidence.played
+    leaf = evidence.birth.leaf if evidence.birth is not None else None
+    taking = evidence.receives(leaf) if leaf is not None else None
+    if leaf is not None and taking is not None:
+        return _received(evidence, leaf, taking)
     if incident.quantity != "gradient" or not incident.bad or incident.damaged or evidence.births or played is None:
         return None
     same = evidence.faithful is True or played.stood_in
@@ -52,6 +58,19 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         else f"replayed without the other ranks, the step of rank {incident.rank} gives the same loss"
     )
     draft.help("exchange gradients in float32 or bfloat16, and divide them before they are summed")
+    return finish(draft, evidence)
+
+
+def _received(evidence: NumbersEvidence, leaf: Leaf, taking: ast.stmt) -> Draft:
+    """A message of another rank was not finite."""
+    _, name = evidence.name_of(leaf)
+    draft = check.draft(evidence, "likely", f"a message of another rank made {victim(evidence)}")
+    called = f"`{name}`" if name else "the tensor"
+    draft.cause = f"{called} was not finite when it had come: {described(leaf.tensor)}"
+    file = evidence.step.runner.segment.file if evidence.step is not None else ""
+    draft.at(node_location("cause", file, taking, "not finite after this call"))
+    draft.mark(evidence.noticed, "surfaced", f"noticed here, step {evidence.incident.step}")
+    draft.help("look at what the other rank sends, and at the dtypes and shapes on both sides")
     return finish(draft, evidence)
 
 

@@ -227,15 +227,18 @@ def _uses(root: torch.nn.Module, layer: str) -> Iterator[tuple[str, ast.expr]]:
         if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load):
             if not is_container:
                 yield written[0], node
-            for use in _uses_of_elements(written[1], node) if is_container else ():
+            element = layer.rpartition(".")[2]
+            for use in _uses_of_elements(written[1], node, element) if is_container else ():
                 yield written[0], use
 
 
-def _uses_of_elements(tree: ast.AST, container: ast.Attribute) -> Iterator[ast.expr]:
+def _uses_of_elements(tree: ast.AST, container: ast.Attribute, element: str) -> Iterator[ast.expr]:
     """The calls of the elements of a container: `self.experts[k](x)`, or those of the variable of a loop over it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and node.func.value is container:
-            yield node
+            key = node.func.slice
+            if not isinstance(key, ast.Constant) or str(key.value) == element:  # else it is another element
+                yield node
         if isinstance(node, ast.For) and container in ast.walk(node.iter):
             names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
             for each in ast.walk(node):

@@ -26,11 +26,12 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Role
 from torchmedic.records.ranks import JobFacts
 from torchmedic.source.branches import branches_around, calls_by_rank, exits_before
-from torchmedic.source.line_relations import lines_that_set
+from torchmedic.source.line_relations import lines_that_set, trained_models
 
 _WRITES = re.compile(r"[a-z]\w*[a-z]_")  # a method that writes in place: `copy_`
 _CHANGES = {
     "changed": "only some ranks change weights here",
+    "start": "each rank has weights of its own from here on",
     "skipped": "each rank decides by itself here",
     "rates": "each rank sets its own learning rate here",
 }
@@ -38,7 +39,7 @@ _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
     "added": "it came into the model after DistributedDataParallel was made, which averages only what it knew then",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
-    "changed": "they were equal at first, and DistributedDataParallel gives all ranks the same gradients",
+    "changed": "DistributedDataParallel made them equal at first, and gives all ranks the same gradients",
     "skipped": "they were equal at first, and one rank has left out updates that another rank made",
     "rates": "they were equal at first, all ranks got the same gradients, and the learning rates differ",
     "left-out": "its gradient is not exchanged between the ranks, and the gradients of other weights are",
@@ -89,10 +90,11 @@ def check(job: JobFacts) -> Draft | None:
 
 
 def _changing(drift: Drift) -> int | None:
-    """The only line of the file that loads or writes tensors on some ranks, where no exchange was left out.
+    """The first line of the only `if` that loads or writes tensors on some ranks, where no exchange was left out.
 
     If learning rates differ, it is the one that sets them by hand. If updates were left out, it is the `if` around the
-    update, or the one that goes to the next step in front of it.
+    update, or the one that goes to the next step in front of it. If the weights differed from the start, it is the line
+    of the only model.
     """
     if drift.why == "skipped" and drift.line is not None:
         place = drift.line.file, drift.line.line
@@ -101,12 +103,16 @@ def _changing(drift: Drift) -> int | None:
     if drift.why == "rates" and drift.line is not None:
         setting = lines_that_set(drift.line.file, "lr")
         return setting[0] if len(setting) == 1 else None
+    if drift.why == "start" and drift.line is not None:
+        models = trained_models(drift.line.file)
+        return models[0] if len(models) == 1 else None
     if drift.why != "changed" or drift.line is None:
         return None
     lines = calls_by_rank(
         drift.line.file, lambda name: name == "load_state_dict" or _WRITES.fullmatch(name) is not None
     )
-    return lines[0] if len(lines) == 1 else None
+    blocks = {tuple(each.line for each in branches_around(drift.line.file, line)) for line in lines}
+    return lines[0] if len(blocks) == 1 else None
 
 
 def _label(drift: Drift) -> str:
