@@ -38,7 +38,9 @@ class OtherThreads:
     def give_back(self) -> None:
         """Let the main thread drop all frames that were lent; nobody else may hold one any longer."""
         lent, self._lent = self._lent, set()
-        self._given_back = [each for each in self._given_back if each]
+        self._given_back = [each for each in self._given_back if each]  # the others have been emptied
+        if not lent:
+            return
         self._given_back.append(lent)
         python = ctypes.pythonapi
         python.Py_AddPendingCall(python.PySet_Clear, ctypes.c_void_p(id(lent)))  # refused: the frames stay alive
