@@ -63,9 +63,21 @@ def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncide
     while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     name, place = _source(dataset)
+    if not name and not _is_fair(fetches):
+        return
     yield IdenticalInputs(
         step=last.step, cause=place or last.place, data=last.place, name=name, rows=rows, batches=len(fetches)
     )
+
+
+def _is_fair(fetches: list[Event]) -> bool:
+    """Whether batches stand for all items: they were drawn at random, or are a whole pass over the data.
+
+    The first items of a dataset may be equal, as the empty pictures of a class that is stored first.
+    """
+    length = next((event.fact.length for event in fetches if event.fact.length), None)
+    is_whole = length is not None and any(event.fact.position >= length for event in fetches)
+    return is_whole or any(event.fact.drawn for event in fetches)
 
 
 def _is_meant(value: float | None) -> bool:

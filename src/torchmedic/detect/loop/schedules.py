@@ -14,12 +14,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, Polynomia
 from torchmedic.detect.loop.incident import LoopIncident, ScheduleBeforeUpdate, SchedulePerBatch, ZeroLearningRate
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
+from torchmedic.source.assignments import items_written
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
-from torchmedic.source.user_variables import locals_of
+from torchmedic.source.user_variables import locals_of, user_trees
 
 _MIN_STEPS_AT_ZERO = 8  # with a rate of exactly zero
 _MIN_MOVES_PER_BATCH = 8  # moves, each after one update
@@ -53,7 +54,7 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
         others = [event for event in habits.events if event.kind == "step" and event.who != number]
         first = max(float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups)
         found = rate_set_at(stack_of(sys._getframe()), optimizer, "cause", "") if moves and first else None
-        yield ZeroLearningRate(
+        incident = ZeroLearningRate(
             step=steps[-1].step,
             cause=Place(found.file, found.line) if found is not None else watched.built or steps[-1].place,
             first=first if found is not None else 0.0,
@@ -63,6 +64,23 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
             scheduled=len(moves),
             is_alone=not others,
         )
+        if _is_set_by_hand():
+            habits.held[id(optimizer)] = incident  # the rate may be set to another value later
+        else:
+            yield incident
+    for key, incident in habits.held.items() if habits.is_ending else ():
+        known = habits.standstill.watched.get(key)
+        if known is not None and all(each.rate == 0 for each in known.rates):
+            yield incident
+
+
+def _is_set_by_hand() -> bool:
+    """Whether the user's code assigns to the rate of a group."""
+    return any(
+        isinstance(target.slice, ast.Constant) and target.slice.value == "lr"
+        for _, tree in user_trees()
+        for _, target in items_written(tree)
+    )
 
 
 def _moves(events: list[Event]) -> dict[int, list[Event]]:
