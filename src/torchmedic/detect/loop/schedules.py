@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, Polynomia
 from torchmedic.detect.loop.incident import LoopIncident, ScheduleBeforeUpdate, SchedulePerBatch, ZeroLearningRate
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.source.assignments import items_written
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at
 from torchmedic.source.spots import Place
@@ -64,8 +63,8 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
             scheduled=len(moves),
             is_alone=not others,
         )
-        if _is_set_by_hand():
-            habits.held[id(optimizer)] = incident  # the rate may be set to another value later
+        if moves or _is_read_by_hand():
+            habits.held[id(optimizer)] = incident  # a schedule or the script may give another rate later
         else:
             yield incident
     for key, incident in habits.held.items() if habits.is_ending else ():
@@ -74,12 +73,12 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
             yield incident
 
 
-def _is_set_by_hand() -> bool:
-    """Whether the user's code assigns to the rate of a group."""
+def _is_read_by_hand() -> bool:
+    """Whether the user's code handles the groups of an optimizer, in which it can set a rate."""
     return any(
-        isinstance(target.slice, ast.Constant) and target.slice.value == "lr"
+        isinstance(node, ast.Attribute) and node.attr == "param_groups"
         for _, tree in user_trees()
-        for _, target in items_written(tree)
+        for node in nodes_in(tree)
     )
 
 
@@ -122,6 +121,8 @@ def _schedule_first(habits: Habits) -> Iterator[LoopIncident]:
 
 def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
     """A schedule that is over, or has killed the rate, long before the first epoch is: its numbers mean epochs."""
+    if habits.is_ending:
+        return  # the loop over the epochs is gone, and with it their number
     fetches = [event for event in habits.events if event.kind == "fetch" and event.fact.length is not None]
     batches = fetches[0].fact.length if len({event.fact.dataset for event in fetches}) == 1 else 0
     for number, moves in _moves(habits.events).items():
@@ -132,7 +133,9 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
         in_turn = all(a.kind != b.kind for a, b in itertools.pairwise(around))
         if len(moves) < _MIN_MOVES_PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
             continue
-        why = _too_short(habits.thing(number), batches) or _meant_in_epochs(habits, number, moves)
+        why = _too_short(habits.thing(number), batches, epochs_around(sys._getframe())) or _meant_in_epochs(
+            habits, number, moves
+        )
         if why:
             habits.standstill.rate_is_explained(habits.optimizers[whose].optimizer)
             yield SchedulePerBatch(
@@ -144,11 +147,16 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
             )
 
 
-def _too_short(schedule: Any, batches: int) -> str:
-    """Why a schedule cannot be meant to move with every one of these batches; empty where it may be, or 0 are known."""
+def _too_short(schedule: Any, batches: int, epochs: Epochs | None) -> str:
+    """Why a schedule cannot be meant to move with every one of these batches; empty where it may be, or 0 are known.
+
+    A period of more epochs than there are is one of batches: the rate goes up and down on purpose.
+    """
     if not batches:
         return ""
     match schedule:
+        case CosineAnnealingLR(T_max=period) if epochs is not None and period > epochs.total:
+            return ""
         case CosineAnnealingLR(T_max=period) if 2 * period <= batches:
             return f"its T_max of {period} is over {batches // period} times in one epoch of {batches} batches"
         case PolynomialLR(total_iters=length) if 2 * length <= batches:
