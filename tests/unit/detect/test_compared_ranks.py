@@ -255,3 +255,20 @@ def test_the_same_constants_on_all_ranks_say_nothing() -> None:
     assert not told(tuple("abcd"), tuple("efgh"))
     assert not told(tuple("aaaa"), tuple("aaaa"))
     assert not told(tuple("abc"), tuple("abc"))
+
+
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [("enumerate(self.batches)", 1), ("make()", 3)],
+    ids=["by its name", "not known by name"],
+)
+def test_the_same_data_is_told_where_the_loader_is_made(tmp_path: Path, taken: str, expected: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"self.batches = DataLoader(a)\nvalid = DataLoader(b)\nfor batch in {taken}:\n    train(batch)\n")
+    known = {"batches": tuple("abcd"), "forwards": 1, "sampler": "RandomSampler", **WRAPPED}
+    line = StackFrame(file=str(script), line=3, function="fit")
+    draft = registry.load("ranks.same_data_on_all_ranks").check(
+        JobFacts(ranks=tuple(facts(rank, loading=line, **known) for rank in range(2)))
+    )
+    assert isinstance(draft, Draft)
+    assert next((each.role, each.line) for each in draft.done().locations) == ("cause", expected)

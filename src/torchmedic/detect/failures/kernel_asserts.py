@@ -250,7 +250,7 @@ def assertions(text: str) -> list[KernelAssertion]:
     return listener.assertions()
 
 
-def words_of(run: Path, wait: float = 0.5, rank: int | None = None) -> list[KernelAssertion]:
+def words_of(run: Path, wait: float = 1.5, rank: int | None = None) -> list[KernelAssertion]:
     """What the kernels of this run said, in a process that is dying of it: the parent may need a moment to hear it.
 
     Args:

@@ -47,7 +47,7 @@ class Stream:
 class StderrFile(Stream):
     """Reads the file from its end at the start of the child. Raises OSError if the file may not be read."""
 
-    pause = TICK_SECONDS  # a dying process waits for what the kernels have said
+    pause = 1.0  # `words_of`, in a process that dies of a GPU fault, waits longer than this
 
     def __init__(self, hear: Hear) -> None:
         super().__init__()

@@ -148,4 +148,4 @@ def _has_endless_velocity(optimizer: Any) -> bool:
 
 def _rounded(rate: float) -> str:
     """A rate that a person would write."""
-    return f"{rate:.1g}" if rate >= 1e-4 else f"{rate:.0e}"
+    return f"{float(f'{rate:.1g}'):g}"

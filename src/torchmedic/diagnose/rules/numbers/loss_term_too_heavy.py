@@ -38,7 +38,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
             return None
         if not divergence.turns(course):
             continue
-        lower = f"{term.weight / divisor:.1g}"
+        lower = f"{float(f'{term.weight / divisor:.1g}'):g}"
         of = "of a term of the loss" if len(divergence.trajectory.terms) > 1 else "of the loss"
         message = f"the weight {term.weight:.6g} {of} is too large"
         outcome = divergence.outcome(course)

@@ -26,7 +26,7 @@ from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.lone_rank import CannotStandIn, two_steps
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.trial import describe, passes
-from torchmedic.source.branches import branches_around
+from torchmedic.source.branches import branches_around, exits_before
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.layer_construction import built_at, class_node
 from torchmedic.source.segment.cut import CannotCut
@@ -181,9 +181,11 @@ def _skipped(root: torch.nn.Module, layers: list[str], evidence: RaisedEvidence)
     """The branch around the only use of a layer, else where the layer is built."""
     for layer in layers:
         for file, node in _uses(root, layer):
-            around = branches_around(file, node.lineno)
+            around = [(each.line, each.test) for each in branches_around(file, node.lineno)]
+            around += [(each.line, each.test) for each in exits_before(file, node.lineno) if each.exit == "return"]
+            around = [*_choices(file, node), *around]
             if around:
-                test, line = around[0].test, around[0].line
+                line, test = around[0]
                 where = place("cause", file, line, f"`{layer}` is used only in one branch of this")
                 return where, f"the use of `{layer}` depends on `if {test}`, and the last step went the other way"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
@@ -196,6 +198,15 @@ def _skipped(root: torch.nn.Module, layers: list[str], evidence: RaisedEvidence)
         if built is not None:
             return msgspec.structs.replace(built, role="cause"), f"`{layer}` is built and never used"
     return None, ""
+
+
+def _choices(file: str, use: ast.expr) -> list[tuple[int, str]]:
+    """The lines and tests of the conditional expressions with a use on one of their two sides."""
+    return [
+        (each.lineno, ast.unparse(each.test))
+        for each in nodes_in(syntax_tree(file))
+        if isinstance(each, ast.IfExp) and (use in ast.walk(each.body) or use in ast.walk(each.orelse))
+    ]
 
 
 def _uses(root: torch.nn.Module, layer: str) -> Iterator[tuple[str, ast.expr]]:

@@ -21,7 +21,7 @@ from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import JobFacts, RankFacts
 from torchmedic.source.assignments import names_read, names_written
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, has_line, last_name, nodes_in, syntax_tree
 
 _MIN_BATCHES = 4  # that must be equal
 _DATA_PARALLEL = ("DistributedDataParallel",)
@@ -40,8 +40,10 @@ def check(job: JobFacts) -> Draft | None:
     draft.cause = f"{len(first.batches)} batches of {who} were compared and are equal, so their gradients are too"
     line = first.loading
     if line is not None:
-        made = line.line if first.sampler else _made_at(line.file, line.line)
+        made = (_loader_made_at if first.sampler else _made_at)(line.file, line.line)
         draft.at(line_location("cause", line.file, made, "the same batches on all these ranks"))
+        if first.sampler and made != line.line:
+            draft.at(line_location("surfaced", line.file, line.line, "the batches are taken here"))
     draft.because(f"drawn by `{first.sampler}`" if first.sampler else "")
     draft.because(f"first batch: items {', '.join(map(str, first.items))} ..." if first.items else "")
     draft.because("the gradients are averaged by DistributedDataParallel")
@@ -51,6 +53,18 @@ def check(job: JobFacts) -> Draft | None:
         else "draw other batches on each rank: seed the generator with `seed + rank`, or take every n-th item"
     )
     return draft.rated("warning")
+
+
+def _loader_made_at(file: str, line: int) -> int:
+    """The line that makes the loader whose batches a line takes; the line itself where that is open."""
+    tree = syntax_tree(file)
+    calls = [each for each in calls_in(tree) if callee(each).endswith("DataLoader")]
+    if len(calls) > 1:
+        taken = {last_name(each) for each in nodes_in(tree) if getattr(each, "lineno", 0) == line} - {""}
+        bound = [each for each in nodes_in(tree) if isinstance(each, ast.Assign)]
+        named = [each for each in bound if taken & set(map(last_name, each.targets))]
+        calls = [call for call in calls if any(has_line(each, call.lineno) for each in named)]
+    return calls[0].lineno if len(calls) == 1 else line
 
 
 def _made_at(file: str, line: int) -> int:
