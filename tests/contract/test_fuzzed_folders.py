@@ -17,11 +17,10 @@ from test_hostile_folders import FOUND, write_run
 from torchmedic.assist import reading as assist
 from torchmedic.cli import main
 from torchmedic.errors import TorchmedicError
-from torchmedic.observe.ranks import ring
 from torchmedic.observe.step import blackbox
 from torchmedic.records import encode
 from torchmedic.repro import check
-from torchmedic.runfolder import files
+from torchmedic.runfolder import files, ring
 
 VERBS: tuple[tuple[str, ...], ...] = (
     *(("report", "--format", name) for name in ("full", "concise", "json", "github", "sarif", "markdown", "prompt")),

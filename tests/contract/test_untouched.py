@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from pairs import plainly, watched
+from pairs import plainly
+from running import run_plain, run_script
 
 pytestmark = pytest.mark.timeout(300)  # several processes that import torch
 
@@ -147,18 +147,15 @@ for style in (plain_loop, workers_and_dropout, gan, mixed_precision, recurrent_c
 
 
 def test_five_ways_to_train(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch.utils.checkpoint\n" + TRAINING)
-
-    plain, other = plainly(tmp_path, "train.py"), watched(tmp_path, "train.py")
+    other = run_script(tmp_path, "import torch.utils.checkpoint\n" + TRAINING)
+    plain = plainly(tmp_path, "train.py")  # never imports torchmedic
 
     assert plain.status == 0, plain.stderr
     assert len(plain.stdout.splitlines()) == 10
-    assert other.stdout == plain.stdout
-    assert other.stderr == plain.stderr
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["diagnoses"] == []
+    assert (other.stdout, other.stderr) == (plain.stdout, plain.stderr)
+    assert other.report.diagnoses == ()
     # 12 plain, 2 x 6 with workers, 8 of the GAN (the judge steps twice in each), 3 of AMP, 3 of LBFGS.
-    assert report["outcome"]["steps"] >= 12 + 12 + 8 + 3 + 3
+    assert other.report.outcome.steps >= 12 + 12 + 8 + 3 + 3
 
 
 # The second optimizer is made after the copy of the weights that the last steps are run again from.
@@ -188,12 +185,9 @@ for step in range(4):
 
 
 def test_a_step_that_was_examined_is_left_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SPOILED)
+    plain, other = run_plain(tmp_path, SPOILED), run_script(tmp_path, SPOILED)
 
-    plain, other = plainly(tmp_path, "train.py"), watched(tmp_path, "train.py")
-
-    assert plain.status == 0, plain.stderr
+    assert plain.returncode == 0, plain.stderr
     assert "nan" in plain.stdout
     assert other.stdout == plain.stdout
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert [found["code"] for found in report["diagnoses"]] == ["TM201"]
+    assert other.only.code == "TM201"

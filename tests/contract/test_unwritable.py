@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import clean_environment
+from running import clean_environment, run_script
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -73,8 +73,7 @@ def test_training_in_a_folder_that_is_gone(tmp_path: Path, script: str) -> None:
 def test_a_folder_that_goes_during_the_run(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     leave = "import os, torch\nos.chdir('work')\nos.rmdir('../work')\ntorch.ones(3) + torch.ones(4)\n"
-    (tmp_path / "train.py").write_text(leave)
-    other = shell(tmp_path, '"$python" "$@"', "-m", "torchmedic", "run", "-o", "run", "train.py")
+    other = run_script(tmp_path, leave)
 
     assert other.returncode == 1
     assert "error[TM153]" in other.stderr

@@ -10,8 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pairs import plainly
-from running import Finished, run_script
+from running import Finished, run_plain, run_script
 
 FOLDER = Path(__file__).parent / "checkup_cases"
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\ntorch.manual_seed(0)\n"
@@ -103,10 +102,9 @@ print(torch.rand(3).tolist(), torch.is_anomaly_enabled(), "detach" in torch.Tens
 
 
 def test_results_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
-    finished = run_script(tmp_path, TWICE)
-    plain = plainly(tmp_path, "train.py")
+    finished, plain = run_script(tmp_path, TWICE), run_plain(tmp_path, TWICE)
 
-    assert plain.status == finished.returncode == 0, plain.stderr + finished.stderr
+    assert plain.returncode == finished.returncode == 0, plain.stderr + finished.stderr
     assert finished.stdout == plain.stdout
     # The line that cuts `spare` off is told once: the term that it makes is lost (TM645), and so are its parameters.
     assert {found.code for found in finished.report.diagnoses} == {"TM633", "TM634", "TM645"}, finished.stderr
@@ -130,10 +128,9 @@ print(dict(counters["frames"]), dict(counters["graph_break"]), counters["stats"]
 
 
 def test_compiled_code_is_looked_at_and_left_alone(tmp_path: Path) -> None:
-    finished = run_script(tmp_path, COMPILED)
-    plain = plainly(tmp_path, "train.py")
+    finished, plain = run_script(tmp_path, COMPILED), run_plain(tmp_path, COMPILED)
 
-    assert plain.status == finished.returncode == 0, plain.stderr + finished.stderr
+    assert plain.returncode == finished.returncode == 0, plain.stderr + finished.stderr
     assert finished.stdout == plain.stdout
     assert finished.only.code == "TM633"
 
@@ -181,7 +178,7 @@ except RuntimeError:
 def test_a_traceback_of_the_first_step_is_as_it_was(tmp_path: Path) -> None:
     finished = run_script(tmp_path, CAUGHT)
 
-    assert finished.stderr == plainly(tmp_path, "train.py").stderr != ""
+    assert finished.stderr == run_plain(tmp_path, CAUGHT).stderr != ""
 
 
 ANOMALY = """
@@ -196,8 +193,7 @@ print(torch.is_anomaly_enabled())
 
 
 def test_the_warning_of_anomaly_mode_names_the_users_line(tmp_path: Path) -> None:
-    finished = run_script(tmp_path, ANOMALY)
-    plain = plainly(tmp_path, "train.py")
+    finished, plain = run_script(tmp_path, ANOMALY), run_plain(tmp_path, ANOMALY)
 
     assert "train.py:6: UserWarning: Anomaly" in plain.stderr
     assert (finished.stdout, finished.stderr) == (plain.stdout, plain.stderr)

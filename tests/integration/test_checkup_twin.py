@@ -130,7 +130,16 @@ def test_a_step_that_raises_leaves_no_trace() -> None:
 def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
     (source,) = re.findall(r"^```python test\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     (tmp_path / "test_model.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_model.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--disable-plugin-autoload",
+        "-p",
+        "no:cacheprovider",
+        "test_model.py",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from running import torchmedic
+from running import run_script
 
 SCRIPT = """
 import sys
@@ -34,8 +34,7 @@ def test_the_same_diagnosis_with_a_default_device(tmp_path: Path) -> None:
     for way in ("none", "device"):
         folder = tmp_path / way
         folder.mkdir()
-        (folder / "train.py").write_text(SCRIPT)
-        found.append(torchmedic(folder, "train.py", way).only)
+        found.append(run_script(folder, SCRIPT, way).only)
     plain, device = found
     assert plain.code == "TM302"
     assert plain.grade == "proven"

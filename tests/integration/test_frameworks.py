@@ -142,7 +142,7 @@ for (x,) in loader:
     [
         ("transformers", HUGGING_FACE, "TM202", "dataset item 37"),
         ("lightning", LIGHTNING, "TM102", ""),
-        ("lightning", MANUAL_LIGHTNING, "TM201", "dataset item 37"),
+        pytest.param("lightning", MANUAL_LIGHTNING, "TM201", "dataset item 37", marks=pytest.mark.slow),
         ("accelerate", ACCELERATE, "TM201", "dataset item 17"),
     ],
     ids=["hugging face", "lightning", "lightning with manual optimization", "accelerate"],

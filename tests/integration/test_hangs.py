@@ -12,7 +12,7 @@ from running import Finished, marked_line
 from torchmedic.records import Diagnosis
 
 CASES = Path(__file__).parent / "hang_cases"
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))]  # of all scripts, every third one
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))]  # of all scripts, every fourth one
 
 
 def _pages(kind: str) -> dict[str, str]:

@@ -117,6 +117,7 @@ def test_what_grows_in_a_worker_is_named_and_a_cache_there_is_not(tmp_path: Path
     assert any("DataLoader worker 0, one of 2" in each for each in diagnosis.evidence)
 
 
+@pytest.mark.slow
 def test_a_cache_in_a_worker_whose_keys_never_come_again_is_named(tmp_path: Path) -> None:
     # The other way round: the list is emptied, and the cache is asked for another key each time.
     source = WORKER.replace("self.kept.append(image)  # <- cause", "self.kept = [image]")

@@ -155,7 +155,12 @@ def said(cure: Treatment) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    ("source", "mib", "fits", "fails"), [(LOOP, 190, 4000, 8000), (TRAINER, 185, 4000, 8000), (DRAWN, 110, 2000, 4000)]
+    ("source", "mib", "fits", "fails"),
+    [
+        (LOOP, 190, 4000, 8000),
+        pytest.param(TRAINER, 185, 4000, 8000, marks=pytest.mark.slow),
+        pytest.param(DRAWN, 110, 2000, 4000, marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_predicted_to_fit_does(tmp_path: Path, source: str, mib: int, fits: int, fails: int) -> None:
     finished = run_script(tmp_path, source, str(mib), "8000")

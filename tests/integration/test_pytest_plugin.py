@@ -76,10 +76,11 @@ def test_nothing_is_loaded():
 
 
 def _run(pytester: pytest.Pytester, *arguments: str) -> str:
-    # Loaded by its entry point where this checkout is installed.
+    # By its entry point where this checkout is installed; alone, as pytest rewrites the asserts of all that it loads.
     installed = any(each.name == "torchmedic" for each in entry_points(group="pytest11"))
-    plugin = () if installed else ("-p", "torchmedic.integrations.pytest_plugin")
-    done = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+    plugin = ("-p", "torchmedic" if installed else "torchmedic.integrations.pytest_plugin")
+    options = ("--disable-plugin-autoload", *plugin, "-p", "no:cacheprovider")
+    done = pytester.runpytest_subprocess(*options, *arguments)
     return done.stdout.str()
 
 

@@ -13,8 +13,8 @@ from running import Finished, marked_line
 
 pytestmark = pytest.mark.timeout(200)
 
-# Every run of the tests has the scripts of the pages of TM7xx, and one failure of one rank's own, in a sharded step;
-# a death is in test_ranks.py. `make test-all` has all.
+# Every run of the tests has the first script of each page of TM7xx, and one failure of one rank's own, in a sharded
+# step; a death is in test_ranks.py. `make test-all` has all.
 _ALWAYS = ("TM201_fully_sharded",)
 CASES = [pytest.param(case, id=case.name, marks=() if case.name in _ALWAYS else pytest.mark.slow) for case in cases()]
 
@@ -54,7 +54,7 @@ def _told(finished: Finished) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("code", "ranks", "source"), rank_scripts("fails"))
+@pytest.mark.parametrize(("code", "ranks", "source"), _first_of_each(rank_scripts("fails")))
 def test_the_failing_script_of_a_page(tmp_path: Path, code: str, ranks: int, source: str) -> None:
     check_failure(code, source, run_ranks(tmp_path, source, ranks))
 

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from running import clean_environment, run_script
+from running import Finished, clean_environment, run_plain, run_script
 
 from torchmedic.records.recovery import Recovery
 from torchmedic.runfolder.events import events_of
@@ -56,11 +56,9 @@ STUBBORN = """
     """
 
 
-def plain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def plain(folder: Path, *arguments: str) -> Finished:
     """The script without torchmedic."""
-    (folder / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "train.py", *arguments]
-    return subprocess.run(command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=250)
+    return run_plain(folder, f"import sys\nsys.argv[1:] = {list(arguments)}\n{SCRIPT}")
 
 
 def test_too_little_address_space(tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rank_jobs import free_port
-from running import clean_environment
+from running import Finished, run_plain
 
 SCRIPT = f"""
 import os
@@ -76,17 +75,16 @@ os._exit(0)
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    launch = ["torch.distributed.run", "--nproc-per-node", "2", f"--master-port={free_port()}", "train.py"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launch],
-        cwd=tmp_path,
-        env=clean_environment(GLOO_SOCKET_IFNAME="lo"),
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    told = sorted(done.stdout.splitlines())
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+
+    def run(rank: str) -> Finished:
+        folder = tmp_path / rank
+        folder.mkdir()
+        return run_plain(folder, SCRIPT, RANK=rank, LOCAL_RANK=rank, **job)
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(run, "01"))
+    told = sorted("".join(each.stdout for each in done).splitlines())
     reason = "other ranks take part in this backward pass, with gradient_as_bucket_view of DistributedDataParallel"
     assert told == [
         "0 backward: RuntimeError []",
@@ -97,4 +95,4 @@ def test_two_ranks(tmp_path: Path) -> None:
         "1 backward: True ['recompute']",
         "1 forward: True []",
         "1 update: True ['retry']",
-    ], done.stderr
+    ], [each.stderr for each in done]

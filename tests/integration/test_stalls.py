@@ -177,20 +177,25 @@ for x in DataLoader(Stuck(), batch_size=8, num_workers=2):
 
 
 @pytest.mark.timeout(400)
-def test_nothing_is_left_whoever_is_ended_meanwhile(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"terminate": (signal.SIGTERM, False, 4.0), "kill": (signal.SIGKILL, False, 1.5)},
+        pytest.param(
+            {"interrupt": (signal.SIGINT, False, 1.5), "kill child": (signal.SIGKILL, True, 4.0)},
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=" and ".join,
+)
+def test_nothing_is_left_whoever_is_ended_meanwhile(tmp_path: Path, ways: dict[str, tuple[int, bool, float]]) -> None:
     """Ctrl-C, SIGTERM and `kill -9` of the parent, and `kill -9` of the child, while it is examined and after it."""
     ours: set[int] = set()
-    ways = {
-        "interrupt": (signal.SIGINT, False, 1.5),
-        "terminate": (signal.SIGTERM, False, 4.0),
-        "kill": (signal.SIGKILL, False, 1.5),
-        "kill child": (signal.SIGKILL, True, 4.0),
-    }
     running = {name: _start(tmp_path / name.replace(" ", "_")) for name in ways}
     try:
         for name, (number, child, wait) in ways.items():
             process, folder = running[name]
-            awaited((folder / "stuck").exists, 200)  # four interpreters that import torch
+            awaited((folder / "stuck").exists, 200)  # interpreters that import torch
             time.sleep(wait)
             family = psutil.Process(process.pid).children(recursive=True)
             assert family

@@ -20,7 +20,7 @@ from torchmedic.source.user_code import is_user_file
 
 _DATALOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _DEEPEST = 8  # datasets wrapped in each other
-_SEVERAL = 2
+_MIN_ITEMS = 2  # of a batch, to tell one of them from the others
 
 
 class Request:
@@ -120,10 +120,11 @@ def batch_under_way(evidence: RaisedEvidence) -> str:
     if fetch is None:
         return ""
     failure = describe(evidence.error, None)
-    if failure.stage != "sample" or failure.index not in failure.batch_indices or len(failure.batch_indices) < _SEVERAL:
+    batch = failure.batch_indices
+    if failure.stage != "sample" or failure.index not in batch or len(batch) < _MIN_ITEMS:
         return ""
-    position = failure.batch_indices.index(failure.index) + 1
-    return f"it was sample {position} of a batch of {len(failure.batch_indices)}, which is held until it is complete"
+    position = batch.index(failure.index) + 1
+    return f"it was sample {position} of a batch of {len(batch)}, which is held until it is complete"
 
 
 def samples_code(dataset: Any) -> CodeType | None:

@@ -145,7 +145,7 @@ def _rehearse(
 ) -> Divergence | None:
     """The present step from the weights of the oldest copy from which the loss grows."""
     try:
-        units = _rehearsal(frame, agent, stage, _MAX_UPDATES)
+        units = _rehearsal(frame, agent, stage)
     except CannotCut:
         return None
     for window in windows if units else ():
@@ -184,21 +184,20 @@ def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | Non
     return found, ""
 
 
-def _rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, updates: int) -> list[Unit]:
+def _rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage | None) -> list[Unit]:
     """The present step, as often as it is to be run; empty where it is not known what follows its backward call.
 
     Args:
         frame: Somewhere below the loop.
         agent: The process.
         stage: What the frame is doing; None where an exception ended the step.
-        updates: How many updates there are to be.
 
     Raises:
         CannotCut: The present step cannot be run again either.
     """
     watch, optimizers = agent.finite, agent.clock.optimizers
     if not optimizers:
-        return _by_hand(frame, agent, updates)
+        return _by_hand(frame, agent)
     known = [call for call in agent.kept_backwards.calls if call.ends]
     followed = [end.optimizer() for end in known[-1].ends] if known else optimizers
     if not followed or None in followed or (not known and len(optimizers) > 1):
@@ -208,7 +207,7 @@ def _rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage |
     calls = watch.losses.backwards // (watch.steps + (stage == "step")) if is_plain and watch.steps else 1
     step = _present_step(frame, agent, stage)
     units = []
-    for further in range(updates):
+    for further in range(_MAX_UPDATES):
         call = agent.kept_backwards.present(watch.steps + further)
         call.points = known[-1].points if known else []
         call.ends = tuple(update_end(optimizer) for optimizer in followed)
@@ -216,7 +215,7 @@ def _rehearsal(frame: FrameType | None, agent: StepContext, stage: UpdateStage |
     return units
 
 
-def _by_hand(frame: FrameType | None, agent: StepContext, updates: int) -> list[Unit]:
+def _by_hand(frame: FrameType | None, agent: StepContext) -> list[Unit]:
     """The present turn of a loop that updates its weights itself."""
     calls = list(agent.kept_backwards.calls)
     inner = inner_places(calls)
@@ -224,7 +223,7 @@ def _by_hand(frame: FrameType | None, agent: StepContext, updates: int) -> list[
     if call is None:
         return []
     step, _ = earlier_step(call, frame, agent, to_update=True)
-    return [Unit(call, step, True, ())] * updates
+    return [Unit(call, step, True, ())] * _MAX_UPDATES
 
 
 def _present_step(frame: FrameType | None, agent: StepContext, stage: UpdateStage | None) -> Step:

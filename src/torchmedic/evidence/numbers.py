@@ -18,6 +18,7 @@ from torchmedic.records.numbers import TriedCure
 from torchmedic.replay.isolation.outside_world import Refused
 from torchmedic.replay.step.captured_values import SecondPass
 from torchmedic.replay.step.result import ReplayResult
+from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, from_stack
 from torchmedic.replay.step.trial import Edit, attempt, treatment
 from torchmedic.replay.trace.bad_value_origins import Birth, births
@@ -38,8 +39,7 @@ OF_UPDATE = ("rate", "update")  # incidents of several steps or of the optimizer
 class NumbersEvidence:
     """What the rules on numbers look at.
 
-    The constructor only stores what is known. `replay` runs the step, and fills the fields below it. Rules ask for the
-    values of an operation with `replay_with_values`.
+    The constructor stores what is known, `replay` runs the step, `replay_with_values` gives values of an operation.
 
     Args:
         incident: The number that is not finite.
@@ -111,8 +111,10 @@ class NumbersEvidence:
 
     def replay(self) -> None:
         """Replay the step in the way that repeats it best, and keep to that way."""
-        self._replay_whole()
-        part = self.step.last_part if self.step is not None else None
+        if self.step is None:
+            return
+        self._replay_whole(self.step.runner)
+        part = self.step.last_part
         if part is None or self._is_good():
             return
         # What the step has put into lists before this function was called is still there.
@@ -121,10 +123,7 @@ class NumbersEvidence:
         if not self.replay_once() or not self._is_good():
             vars(self).update(known)
 
-    def _replay_whole(self) -> None:
-        if self.step is None:
-            return
-        runner = self.step.runner
+    def _replay_whole(self, runner: Runner) -> None:
         runner.takes_over = runner.ends_at_exchange = True
         if not self.replay_once() or self._is_good():
             return
@@ -199,8 +198,7 @@ class NumbersEvidence:
     def has_stand_ins(self) -> bool:
         """Whether the step was replayed with invented weights, or with invented values of other ranks."""
         invented = self.weights is not None and not self.weights.are_real
-        played = self.played
-        return invented or (played is not None and (played.stood_in or played.answered))
+        return invented or (self.played is not None and (self.played.stood_in or self.played.answered))
 
     def restore_weights(self) -> None:
         """Undo `exchange_weights`."""
@@ -232,8 +230,7 @@ class NumbersEvidence:
         """Where bad values are looked for: in the loss, else in the gradients."""
         roots = [scope.value_of(root) for root in played.roots]
         gradients = [value for _, value in scope.gradients]
-        ends = [op for op in scope.ops if op.node.endswith("AccumulateGrad")]
-        accumulated = [value for op in ends for value in op.inputs]
+        accumulated = [value for op in scope.ops if op.node.endswith("AccumulateGrad") for value in op.inputs]
         return [("loss", roots), ("gradient", gradients), ("gradient", accumulated)]
 
     def _find_births(self, scope: Microscope, targets: list[tuple[Victim, list[Value]]]) -> tuple[Victim, list[Birth]]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 from typing import Any
 
-_ROUND = 512
+_UNIT_BYTES = 512  # sizes are multiples of it
 _SMALL = 1 << 20  # the largest request of the small pool
 _SMALL_SEGMENT = 2 << 20
 _LARGE_SEGMENT = 20 << 20
@@ -80,7 +80,7 @@ def _order(entry: Any) -> tuple[int, int]:
 
 def rounded(nbytes: int) -> int:
     """The bytes that the allocator hands out for a request."""
-    return max(_ROUND, -(-nbytes // _ROUND) * _ROUND)
+    return max(_UNIT_BYTES, -(-nbytes // _UNIT_BYTES) * _UNIT_BYTES)
 
 
 class Allocator:
@@ -140,7 +140,7 @@ class Allocator:
         self._reserve(length, size)
         self._segments += 1
         block = Block(pool, self._segments, self._address, length)
-        self._address += length + _ROUND  # segments never touch each other
+        self._address += length + _UNIT_BYTES  # segments never touch each other
         return block
 
     def _grow(self, pool: Pool, size: int) -> Block:
@@ -189,7 +189,7 @@ class Allocator:
 
     def _split(self, block: Block, size: int) -> None:
         left = block.size - size
-        if left < _ROUND or (left <= _SMALL and not block.pool.small and not self._expandable):
+        if left < _UNIT_BYTES or (left <= _SMALL and not block.pool.small and not self._expandable):
             return
         rest = Block(block.pool, block.segment, block.address + size, left)
         rest.before, rest.after = block, block.after

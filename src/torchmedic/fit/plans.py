@@ -18,7 +18,7 @@ from torchmedic.records.fit import KINDS, Edit, Line, Need, Plan, Trace
 _FUSED = frozenset("Adam AdamW SGD Adagrad".split())  # optimizers of torch with a fused kernel for CUDA
 _MIN_CHUNK_WIDTH = 4096  # a last dimension from here on is that of a vocabulary
 _MIN_CHUNK_SHARE = 0.05  # share of the peak
-_CHUNKS = 8
+_CHUNKS = 8  # parts in which a loss is computed
 _KEPT = ("parameters", "gradients", "optimizer state", "buffers")
 _MAX_RUNS = 10
 _MAX_MICRO = 64  # micro-batches of one batch

@@ -20,6 +20,7 @@ from torchmedic.observe.memory import headroom
 from torchmedic.observe.step.blackbox import BlackBox
 from torchmedic.runfolder.files import STACKS
 from torchmedic.runfolder.layout import new_file, new_folder
+from torchmedic.source.user_code import PACKAGE
 
 if TYPE_CHECKING:
     from torchmedic.observe.agent import Agent
@@ -55,6 +56,24 @@ class FatalSignals:
             self._catches = True
         if not self._agent.listener.forked:
             contained("observe.signal_origin")(self.origin.install)()
+            self._watch_own_kill()
+
+    def _watch_own_kill(self) -> None:
+        """Write the stacks where a process kills itself: no handler ever runs for SIGKILL."""
+        original = os.kill
+
+        @functools.wraps(original)
+        def kill(pid: int, number: int, /) -> None:
+            is_ours = sys._getframe(1).f_code.co_filename.startswith(PACKAGE)
+            if number == signal.SIGKILL and pid == os.getpid() and not is_ours:
+                self._dump()
+            original(pid, number)
+
+        os.kill = kill
+
+    @contained("observe.signals")
+    def _dump(self) -> None:
+        faulthandler.dump_traceback(self._stacks, all_threads=True)
 
     def share_with_workers(self) -> None:
         """Have both handlers in a DataLoader worker, where torch sets its own for the same signals."""

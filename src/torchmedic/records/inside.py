@@ -95,7 +95,11 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndedThread(msgspec.Struct, frozen=True, kw_only=True):
-    """A thread that has ended: the function that it ran, the line that started it, and the times, in Unix seconds."""
+    """A thread that has ended: the function that it ran, the line that started it, and the times, in Unix seconds.
+
+    So is a task of a pool that has raised an exception. `error` is the exception that ended the function, and
+    `error_line` the line of the user's that raised it.
+    """
 
     name: str
     target: str
@@ -105,6 +109,9 @@ class EndedThread(msgspec.Struct, frozen=True, kw_only=True):
     started_line: int = 0
     started: float = 0.0
     ended: float = 0.0
+    error: str = ""
+    error_file: str = ""
+    error_line: int = 0
 
 
 class LoaderView(msgspec.Struct, frozen=True, kw_only=True):

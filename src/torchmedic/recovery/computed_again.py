@@ -57,7 +57,7 @@ class ComputedAgain:
         """The notes of the step, with every random state that it may have begun with."""
         yield self._notes
         tried: list[RandomState] = []
-        states = list(reversed(self._session.random_states))
+        states = list(reversed(self._session.random.states))
         first = self._session.context.notes.forward_rng
         if first is not None:  # in the first step, what a framework draws before it is not seen
             states.insert(0, RandomState(first, self._notes.device_rng))
@@ -96,7 +96,7 @@ class ComputedAgain:
             return register(tensor, hook)
 
         try:
-            with self._session.generators.rewound(), replaced(torch.Tensor, "register_hook", register_hook):
+            with self._session.random.rewound(), replaced(torch.Tensor, "register_hook", register_hook):
                 calls = ReplayedCalls(self._session.in_parts, self._session.workspaces, spill)
                 return runner.play(calls, backward=False, keep_graphs=False)
         except TooMuchInReach as reason:

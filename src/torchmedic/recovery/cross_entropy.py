@@ -20,7 +20,7 @@ from torchmedic.recovery.room import in_use_and_limit
 from torchmedic.source.objects.graph import walk
 
 _MIN_BYTES = 16 << 20  # of a log-softmax, below which nothing is gained
-_PARTS = 32
+_PARTS = 32  # in which a loss is computed
 _MIN_PART_ROWS = 64  # parts of so many rows, or of a multiple, begin at an aligned address
 _MAX_TRIAL_PARTS = 2
 _COPIES = 4  # log-softmax, two gradients, and some room

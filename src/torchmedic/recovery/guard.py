@@ -53,7 +53,7 @@ class Guard(TorchFunctionMode):
             elif func in CONVOLUTIONS:
                 call = functools.partial(self._session.workspaces.convolution, func)
             elif draws(func):
-                self._session.draws((kwargs or {}).get("generator"))
+                self._session.random.draws((kwargs or {}).get("generator"))
                 put_back = generator_states(kwargs)
         try:
             result = call(*args, **kwargs) if kwargs else call(*args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ _COMPOSITE = frozenset(
     "fractional_max_pool3d fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices gumbel_softmax "
     "multi_head_attention_forward random_ rrelu rrelu_ scaled_dot_product_attention".split()
 )
+_KEPT_STATES = 8
+_NOTED_DRAWS = 2  # after each part of a step
 _known: dict[Any, bool] = {}
 
 
@@ -74,23 +77,33 @@ def generator_states(kwargs: Mapping[str, Any] | None = None) -> Callable[[], No
     return put_back
 
 
-class GivenGenerators:
-    """Generators that calls of a step were given, each as it was before the first of these calls."""
+class RandomNumbers:
+    """Where the random numbers of a step may have begun."""
 
     def __init__(self) -> None:
+        self.states: deque[RandomState] = deque(maxlen=_KEPT_STATES)  # of the default generators
+        self._noted_draws = 0
+        # Generators that calls were given, each as it was before the first of these calls.
         self._first: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
 
     def next_part(self) -> None:
         """The next step, or the next part of one, begins."""
+        self.states.append(random_state())
         self._first.clear()
+        self._noted_draws = 0
 
-    def draws(self, generator: torch.Generator) -> None:
-        if id(generator) not in self._first:
-            self._first[id(generator)] = (generator, generator.get_state())
+    def draws(self, generator: Any) -> None:
+        """A call is about to draw random numbers; before a step begins, a loader may have drawn some."""
+        if isinstance(generator, torch.Generator):
+            if id(generator) not in self._first:
+                self._first[id(generator)] = (generator, generator.get_state())
+        elif self._noted_draws < _NOTED_DRAWS:
+            self._noted_draws += 1
+            self.states.append(random_state())
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
-        """The generators are as before the step inside the block, and as they were after it."""
+        """The given generators are as before the step inside the block, and as they were after it."""
         now = [(generator, generator.get_state()) for generator, _ in self._first.values()]
         for generator, state in self._first.values():
             generator.set_state(state)

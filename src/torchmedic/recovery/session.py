@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from torchmedic.recovery.need import Need
 from torchmedic.recovery.next_steps import NextSteps
 from torchmedic.recovery.optimizer_memory import OptimizerMemory
 from torchmedic.recovery.parking import ParkingSpace
-from torchmedic.recovery.random_calls import GivenGenerators, RandomState, random_state
+from torchmedic.recovery.random_calls import RandomNumbers
 from torchmedic.recovery.recipes import Recipes
 from torchmedic.recovery.room import RoomMaker, give_back_caches, keep_blocks_whole, refills
 from torchmedic.recovery.saved_tensors import SavedTensors
@@ -38,8 +37,6 @@ Level = Literal["safe", "all"]
 
 _ALWAYS_GUARDED_UPDATES = 10
 _LOOK_SECONDS = 1.0
-_KEPT_RANDOM_STATES = 8
-_NOTED_DRAWS = 2  # after each part of a step
 
 
 class Session:
@@ -63,9 +60,7 @@ class Session:
         self.is_updating = False
         self.is_up = False
         self.graphs_run = 0  # backward passes that have begun
-        self.random_states: deque[RandomState] = deque(maxlen=_KEPT_RANDOM_STATES)  # where a step may have begun
-        self.generators = GivenGenerators()
-        self._noted_draws = 0
+        self.random = RandomNumbers()
         self._tell = tell
         self._updates = 0
         self._due = 0.0
@@ -189,18 +184,7 @@ class Session:
     def note_random_state(self) -> None:
         """A step or a part of one is over: the next one may begin with these random numbers."""
         if self.is_up:
-            self.random_states.append(random_state())
-            self.generators.next_part()
-            self._noted_draws = 0
-
-    def draws(self, generator: Any) -> None:
-        """A call is about to draw random numbers; before a step begins, a loader may have drawn some."""
-        if isinstance(generator, torch.Generator):
-            self.generators.draws(generator)
-            return
-        if self._noted_draws < _NOTED_DRAWS:
-            self._noted_draws += 1
-            self.random_states.append(random_state())
+            self.random.next_part()
 
     def update_begins(self, _: Any, args: Any, kwargs: Any) -> None:
         self.is_updating = True

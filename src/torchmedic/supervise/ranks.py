@@ -15,11 +15,10 @@ from torchmedic.detect.failures.death import fatal_signal, read_stacks
 from torchmedic.detect.ranks import alignment, culprit, messages
 from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe.ranks import ring
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
 from torchmedic.records.ranks import MARKS, Collective, Fate, HandledException, Job, RankLog, RankState
-from torchmedic.runfolder import events, files, layout, questions, reading
+from torchmedic.runfolder import events, files, layout, questions, reading, ring
 from torchmedic.source.branches import callees_at
 from torchmedic.source.user_code import is_user_file
 from torchmedic.supervise import remote_ranks

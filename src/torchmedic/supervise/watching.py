@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe.ranks import ring
 from torchmedic.records import BoxContents, Moment, Report
 from torchmedic.records.gpu import GpuHealth, GpuState
 from torchmedic.records.ranks import Collective
 from torchmedic.report.live import State, View, Watched
-from torchmedic.runfolder import files, layout
+from torchmedic.runfolder import files, layout, ring
 from torchmedic.runfolder import gpu as gpu_files
 from torchmedic.runfolder.confidential import work_of
 from torchmedic.source.user_code import relative

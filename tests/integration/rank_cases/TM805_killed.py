@@ -15,9 +15,9 @@ def train():
         loss = model(torch.randn(3, 4)).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()  # <- cause
+        optimizer.step()
         if rank == 1 and step == 3:  # twin: if False:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)  # <- cause
 
 
 dist.init_process_group("gloo")

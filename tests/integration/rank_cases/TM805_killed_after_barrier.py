@@ -15,8 +15,8 @@ for step in range(6):
     loss.backward()
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
-    optimizer.step()  # <- cause
+    optimizer.step()
     if rank == 2 and step == 4:  # twin: if False:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)  # <- cause
 dist.barrier()
 dist.destroy_process_group()

@@ -18,12 +18,11 @@ import pytest
 from running import clean_environment
 
 from torchmedic.cli import main
-from torchmedic.observe.ranks import ring
 from torchmedic.observe.step import blackbox
 from torchmedic.observe.step.blackbox import FileBox
 from torchmedic.records import Diagnosis, Location, Outcome, Report
 from torchmedic.records.gpu import GpuHealth, GpuState, Xid
-from torchmedic.runfolder import confidential, files, gpu
+from torchmedic.runfolder import confidential, files, gpu, ring
 from torchmedic.supervise.watching import Watch, find_run, lives
 
 NOBODY = 1 << 30  # the number of no process

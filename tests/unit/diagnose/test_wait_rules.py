@@ -10,7 +10,7 @@ import pytest
 from stalls import PID, asked, inside, library, process, stall, thread, user
 
 from torchmedic.records.host import HostPressure, PressureRates
-from torchmedic.records.inside import InsideView, LockFile, LockView, PyFrame, PyThread
+from torchmedic.records.inside import EndedThread, InsideView, LockFile, LockView, PyFrame, PyThread
 from torchmedic.records.process import FileWait, LockHeld, ProcessView, ThreadView
 from torchmedic.records.stall import Stall
 
@@ -247,6 +247,21 @@ def test_a_thread_that_waits_with_a_lock_in_its_hands_keeps_away_who_would_end_t
         assert _verdict("thread_deadlock", _together(main, other)) is None
     free = thread(user(), waits_for=_event())
     assert _verdict("thread_deadlock", _together(free, _beside(lock, user(20), syscall="futex"))) is None
+
+
+@pytest.mark.parametrize(("signals", "line", "told"), [("ready", 2, 2), ("other", 2, 7), ("ready", 0, 7)])
+def test_the_exception_of_a_thread_that_would_have_signalled(
+    tmp_path: Path, signals: str, line: int, told: int
+) -> None:
+    file = tmp_path / "work.py"
+    file.write_text(f"def work():\n    check()\n    {signals}.set()\n")
+    ended = EndedThread(name="w", target="work", file=str(file), line=1, error_file=str(file), error_line=line)
+    wanted = msgspec.structs.replace(_event(), name="self.ready")
+    main = thread(user(), waits_for=wanted)
+    found = asked("nobody_left_to_signal", stall(main, process(syscall="futex"), view={"ended_threads": (ended,)}))
+    assert found is not None
+    assert found.cause_location is not None
+    assert found.cause_location.line == told
 
 
 def test_a_handler_of_a_signal_may_end_a_wait() -> None:

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from types import FrameType
 from typing import Any, cast
 
-from torch._dynamo import eval_frame
 from torch._guards import TracingContext, tracing
 from torch.nn.modules import module as nn_module
 
@@ -49,6 +48,8 @@ def test_code_that_is_compiled_meets_the_dict_of_torch() -> None:
 
 
 def test_the_stance_of_torch_is_asked_through_us_only_while_a_call_is_expected() -> None:
+    from torch._dynamo import eval_frame  # takes a second, in each worker
+
     patches.take_back()  # what an earlier test has left
     of_torch = eval_frame._callback_from_stance
     hooks = ForwardHooks(cast(Step, None))

@@ -13,10 +13,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe.ranks import plain_pickle, ring
+from torchmedic.observe.ranks import plain_pickle
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
+from torchmedic.runfolder import ring
 
 LINES = (("train.py", 12, "step"), ("train.py", 40, "main"))
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import torch
 
-from torchmedic.observe.ranks import ring, store_mail
+from torchmedic.observe.ranks import store_mail
 from torchmedic.observe.ranks.store_mail import StoreMail
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, RankLog, RemoteRank
-from torchmedic.runfolder import files
+from torchmedic.runfolder import files, ring
 from torchmedic.supervise import ranks
 
 

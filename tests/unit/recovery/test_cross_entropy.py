@@ -34,7 +34,7 @@ def loss_and_gradient(
     return loss.detach(), source.grad
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("may_overwrite", [False, True])
 def test_same_bits(dtype: torch.dtype, half: bool, may_overwrite: bool) -> None:

@@ -21,7 +21,10 @@ def results(folder: Path, name: str, count: int, times: int) -> list[Result]:
     return msgspec.json.decode(finished.stdout.splitlines()[-1], type=list[Result])
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("momentum", "batch_norm") else name for name in LOOPS],
+)
 def test_one_fault_at_any_operation(name: str, tmp_path: Path) -> None:
     found = results(tmp_path, name, 30, 1)
     seen = Counter(how for each in found for how in each.how)
@@ -31,7 +34,9 @@ def test_one_fault_at_any_operation(name: str, tmp_path: Path) -> None:
     assert seen["forward retry"] + seen["update retry"] >= 3
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "hugging_face" else name for name in FRAMEWORKS]
+)
 def test_one_fault_in_a_framework(name: str, tmp_path: Path) -> None:
     found = results(tmp_path, name, 30, 1)
     # The guard is up from the first optimizer on: what a framework does before that is no training step.

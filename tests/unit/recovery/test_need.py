@@ -15,7 +15,7 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("used", "is_up"),
     [
-        (int(0.3 * GIB), False),
+        pytest.param(int(0.3 * GIB), False, marks=pytest.mark.slow),
         (int(0.9 * GIB), False),  # half of it is in use, but steps are small beside the rest
         (GIB - (1 << 20), True),
     ],

@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from torchmedic.replay.step.step import _refuse_launchers
+from torchmedic.replay.step.step_frames import refuse_launchers
 from torchmedic.source.segment.cut import CannotCut
 
 LAUNCHER = "/venv/lib/python3/site-packages/torch/multiprocessing/spawn.py"
@@ -33,10 +33,10 @@ def stack() -> list[tuple[FrameType, int, int | None]]:
 
 def test_a_function_that_a_launcher_calls_is_the_users() -> None:
     found = called_by(LAUNCHER, lambda: stack()[:])
-    _refuse_launchers(found)  # type: ignore[arg-type]
+    refuse_launchers(found)  # type: ignore[arg-type]
 
 
 def test_what_happens_in_a_launcher_is_refused() -> None:
     found = called_by(LAUNCHER, lambda: stack()[1:])  # without the function that the launcher called
     with pytest.raises(CannotCut, match="processes were started"):
-        _refuse_launchers(found)  # type: ignore[arg-type]
+        refuse_launchers(found)  # type: ignore[arg-type]

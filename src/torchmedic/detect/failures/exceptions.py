@@ -10,6 +10,7 @@ import msgspec
 from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of_error
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures.worker_failures import failure_of
+from torchmedic.observe.step.batches import as_tuple
 from torchmedic.observe.step.tensors import tensors_in_frames
 from torchmedic.records import Phase, WorkerFailure
 from torchmedic.source.segment.cut import CannotCut
@@ -66,7 +67,6 @@ def _tensors_at(error: BaseException) -> list[Any]:
 def raised(error: BaseException, agent: ProcessContext) -> Raised:
     """Take the incident from the agent of this process."""
     agent.batches.settle(_tensors_at(error))
-    indices = agent.batches.indices
     worker = failure_of(error)
     exhaustion = exhaustion_of_error(error)
     explained_in_worker = worker is not None and worker.diagnosis is not None
@@ -76,7 +76,7 @@ def raised(error: BaseException, agent: ProcessContext) -> Raised:
         step=agent.clock.step,
         phase=agent.clock.phase_name,
         rank=agent.rank,
-        batch_indices=tuple(indices) if isinstance(indices, list | tuple) else () if indices is None else (indices,),
+        batch_indices=as_tuple(agent.batches.indices),
         batch=tuple(agent.batches.tensors()),
         worker=worker,
         exhaustion=exhaustion,

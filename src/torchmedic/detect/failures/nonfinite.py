@@ -10,7 +10,7 @@ import msgspec
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.stages import Quantity, UpdateStage
-from torchmedic.observe.step.batches import items_of
+from torchmedic.observe.step.batches import as_tuple, items_of
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.finite import is_finite
 
@@ -32,11 +32,9 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nonfinite_incident(optimizer: Any, quantity: Quantity, stage: UpdateStage, agent: ProcessContext) -> NonFinite:
-    optimizers = tuple(agent.clock.optimizers)
-    looked_at = [optimizer] if optimizer is not None else optimizers
-    parameters = parameters_of(*looked_at)
-    indices = agent.batches.indices
-    watch = agent.finite
+    optimizers, losses = tuple(agent.clock.optimizers), agent.finite.losses
+    recent = tuple(losses.recent)
+    parameters = parameters_of(*([optimizer] if optimizer is not None else optimizers))
     return NonFinite(
         quantity=quantity,
         stage=stage,
@@ -46,9 +44,9 @@ def nonfinite_incident(optimizer: Any, quantity: Quantity, stage: UpdateStage, a
         stepping=optimizer,
         bad=tuple(tensor for tensor in parameters if tensor.grad is not None and not is_finite(tensor.grad)),
         damaged=tuple(tensor for tensor in parameters if not is_finite(tensor)),
-        batch_indices=as_tuple(indices),
-        loss=watch.losses.last[-1] if watch.losses.last else None,
-        losses=tuple(watch.losses.recent),
+        batch_indices=as_tuple(agent.batches.indices),
+        loss=losses.last[-1] if losses.last else None,
+        losses=recent,
     )
 
 
@@ -63,7 +61,3 @@ def of_call(incident: NonFinite, call: KeptBackward) -> NonFinite:
         loss=call.loss,
         batch_indices=as_tuple(items),
     )
-
-
-def as_tuple(items: Any) -> tuple[Any, ...]:
-    return tuple(items) if isinstance(items, list | tuple) else () if items is None else (items,)

@@ -12,7 +12,7 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.words.format import at_moment, size
 from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.records.death import Death
-from torchmedic.source.user_code import is_user_file, relative, source_line
+from torchmedic.source.user_code import PACKAGE, is_user_file, relative, source_line
 
 _MAX_DUMPED_FRAMES = 100  # frames of a thread, by faulthandler
 _MAX_SHOWN = 6
@@ -117,7 +117,7 @@ def _calls(death: Death) -> Iterator[str]:
     if not death.threads:
         return
     thread = death.threads[0] if death.threads[0].current else death.threads[-1]
-    innermost = thread.frames[0] if thread.frames else None
+    innermost = next((frame for frame in thread.frames if not frame.file.startswith(PACKAGE)), None)
     if innermost is not None and not is_user_file(innermost.file):
         yield f"the last Python function was `{innermost.function}`, {_short(innermost)}"
     lines = [frame for frame in thread.frames if is_user_file(frame.file)]

@@ -14,7 +14,7 @@ from torchmedic.records.stall import Stall
 from torchmedic.source.user_code import relative, source_line
 
 BUSY = 0.5  # of one core: whoever wants more is at work on something
-IDLE = 0.05
+IDLE = 0.05  # of one core: whoever wants less is idle
 SLEEPS = ("nanosleep", "clock_nanosleep")  # calls of who wants to wait
 
 

@@ -97,7 +97,7 @@ class Lifetime:
             if owner in _SELF:
                 continue
             name, local = ".".join(owners[: number + 1]), held.local if number == 0 else 0
-            plain = held._replace(name=name, last=owner, local=local, via="", inner="", own="", owners=())
+            plain = held._replace(name=name, last=owner, kind="items", local=local, via="", inner="", own="", owners=())
             is_one_of_several = re.search(rf"\b{owner}\[", held.name) is not None
             if any(site.value is not None or is_one_of_several for site in traffic(plain, self._files).takes):
                 return True

@@ -23,10 +23,10 @@ from torchmedic.observe.step.batches import Given, through_subsets
 _MIN_EARLIER_BATCHES = 4  # earlier batches that tell what is usual
 _RISES = 3  # of the size of batches: they grow, and not just once
 _USUAL = 1.5  # times the largest rise before: more is a batch unlike the others
-_ROWS = 4096
+_MAX_ROWS = 4096  # of a tensor that is read
 _MAX_ITEMS_OF_SMALL_DATA_SET = 1000  # items of a batch: a small data set may well be one batch
 _MIN_TIMES_USUAL = 4  # as large as the usual one
-_DEEP = 3
+_MAX_DEPTH = 3  # of containers in a sample
 _MIN_ASKED_SHARE = 0.5  # share of the large sample that must have been asked for
 
 
@@ -110,7 +110,7 @@ def longest_row(batch: Sequence[torch.Tensor], indices: Sequence[Any], length: i
     for tensor in batch:
         if tensor.device.type != "cpu" or tensor.dim() < 2 or tensor.shape[1] != length or len(tensor) < 2:
             continue
-        if len(tensor) > _ROWS or tensor.layout is not torch.strided:
+        if len(tensor) > _MAX_ROWS or tensor.layout is not torch.strided:
             continue
         lengths = _lengths(tensor)
         top = max(range(len(lengths)), key=lengths.__getitem__)
@@ -173,7 +173,7 @@ def giant_sample(evidence: RaisedEvidence, asked: int | None) -> Giant | None:
         return None
     if any(each.function in ("__getitem__", "__getitems__", "__next__", "__iter__") for each in inner[:1]):
         return None  # the batch is not complete
-    leaves = [max(_leaves(sample, _DEEP), default=_Leaf(0, ())) for sample in samples]
+    leaves = [max(_leaves(sample, _MAX_DEPTH), default=_Leaf(0, ())) for sample in samples]
     sizes = [leaf.nbytes for leaf in leaves]
     position = max(range(len(sizes)), key=lambda at: sizes[at])
     largest, usual = leaves[position], statistics.median_low(sizes)

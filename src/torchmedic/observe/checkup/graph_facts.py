@@ -24,7 +24,6 @@ _MAX_TERMS = 32  # of a loss
 _MAX_ELEMENTS = 1 << 26  # of a tensor that is read
 _MAX_COMPARED = 1 << 22  # elements of a tensor that are compared one by one
 _MIN_SATURATED = 0.99  # of the values of an activation
-_MIN_SHARE_OF_VARIANCE = 0.1  # of targets: what is out of reach
 _SUMS = frozenset("AddBackward SubBackward RsubBackward".split())
 _SCALING = frozenset("MulBackward DivBackward".split())
 _LINEAR = frozenset(
@@ -112,16 +111,6 @@ def activation_of(graph: LossGraph, call: LossCall) -> Node | None:
     while node is not None and node.factor is not None and 0 < node.factor <= 1:
         node = graph.value_of(graph.nodes[node.behind[0]])
     return node
-
-
-def count_outside(target: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """How many targets are outside of a range; 0 where that is a small part of their variance, such as noise."""
-    margin = 0.02 * (high - low) if high - low < float("inf") else 0.02 * target.abs().amax()
-    missed = torch.maximum(low - target, target - high).clamp_min(0).float()
-    spread = (target - target.mean()).float()
-    is_much = missed.square().sum() > _MIN_SHARE_OF_VARIANCE * spread.square().sum()
-    count: torch.Tensor = (missed > margin).sum()
-    return count * is_much
 
 
 def may_leave_out_targets(graph: LossGraph, call: LossCall) -> bool:

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import normalisations
+from torchmedic.observe.checkup import normalisations, targets
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
-    count_outside,
     factor_of,
     is_closed,
     is_mixed,
@@ -33,20 +32,11 @@ from torchmedic.source.objects.graph import name_of
 
 _MAX_NODES = 50_000  # of one graph
 _MAX_GATES = 2000  # that are measured
-_MAX_ELEMENTS = 1 << 26  # of a tensor that is measured
-_RANGES = {
-    "ReluBackward": (0.0, float("inf")),
-    "SigmoidBackward": (0.0, 1.0),
-    "SoftmaxBackward": (0.0, 1.0),
-    "TanhBackward": (-1.0, 1.0),
-}
 # A result of these has the values of what they were given, perhaps in another shape or precision.
 PASSING = frozenset(
     "ViewBackward UnsafeViewBackward ReshapeAliasBackward SqueezeBackward UnsqueezeBackward TransposeBackward "
     "PermuteBackward TBackward CloneBackward ToCopyBackward AliasBackward ExpandBackward".split()
 )
-PAIRED = frozenset("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits".split())
-BINARY = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 _RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
 _OUTDATED = "torch.cuda.amp"
@@ -120,7 +110,6 @@ class LossGraph:
         self.foreign: ForeignTerm | None = None
         self.dead_ends: dict[int, DeadEnd] = {}  # by the sequence of a node
         self.unmoved: list[torch.Tensor] | None = None  # of a step that was run again: weights with a gradient of 0
-        self.outside: dict[int, tuple[Any, int]] = {}  # by the identity of a loss call: targets out of range, of all
         self._numbers: dict[Any, int] = {}
         self._readers: dict[int, list[Node]] | None = None  # by the number of a node, once they are asked for
         self._measured = 0
@@ -134,7 +123,7 @@ class LossGraph:
             self._walk([root.grad_fn for root in tensors])
             self.roots = [Loss(root, self._numbers.get(root.grad_fn)) for root in tensors]
             self._by_sequence = {node.sequence: node for node in self.nodes}
-            self._look_at_targets()
+            self.outside = targets.outside(self)  # by the identity of a loss call: targets out of range, of all
             self.untrained = self._of_knowing_nothing(tensors) if step == 0 else None
         self._numbers.clear()
 
@@ -303,22 +292,3 @@ class LossGraph:
         if call is None or len(call.shape) < 1:
             return None
         return loss_of_knowing_nothing(roots[0], call.shape[1] if len(call.shape) > 1 else call.shape[0])
-
-    def _look_at_targets(self) -> None:
-        for call in self.losses():
-            node = self.value_of(self.made(call.sequence))
-            target = call.target()
-            bounds = self._bounds(call, node)
-            if target is None or bounds is None:
-                continue
-            if not target.is_floating_point() or not 0 < target.numel() <= _MAX_ELEMENTS or target.is_meta:
-                continue
-            self.outside[id(call)] = (count_outside(target, *bounds), target.numel())
-
-    def _bounds(self, call: LossCall, node: Node | None) -> tuple[float, float] | None:
-        """What the targets of a loss may be, by its definition or by the activation that a model ends in."""
-        if call.name in BINARY:
-            if call.name == BINARY[0] and node is not None and node.kind == "ReluBackward":
-                return 0.5, 1.0  # the probability of the lowest score that is left
-            return -0.5, 1.5  # 0.7 to 1.2 is usual in a GAN
-        return _RANGES.get(node.kind) if node is not None and call.name in PAIRED else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torchmedic.observe.checkup import mixed_dimensions, normalisations
 from torchmedic.observe.checkup.graph_facts import activation_of, is_stretched, is_too_high, promotions
-from torchmedic.observe.checkup.loss_graph import PAIRED, LossGraph
+from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.policy_terms import are_remarkable
+from torchmedic.observe.checkup.targets import PAIRED
 from torchmedic.observe.checkup.zero_weights import zero_product
 
 _ACTIVATIONS = ("SoftmaxBackward", "SigmoidBackward")

@@ -14,9 +14,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +35,9 @@ from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.numbers.finite_checks import are_plain
 from torchmedic.observe.step.tensors import parameters_of
 
+if TYPE_CHECKING:
+    from torchmedic.observe.silent_watch import Suspicions
+
 _MAX_ARMED = 40  # times that births are noted
 _MAX_LOOKS = 3  # at a line that shows something suspicious
 _STEPS_BEFORE_LAST_LOOK = 3
@@ -44,23 +46,10 @@ _MAX_COMPILED_SITES = 3  # lines that call backward for compiled code
 _STEPS_BETWEEN_QUESTIONS = 32  # for the parameters that are trained
 
 
-class Judge(Protocol):
-    """Turns facts into findings."""
-
-    def check_up(self, graphs: Sequence[LossGraph], frame: FrameType | None) -> None:
-        """All that is known of the lines that call backward; asked again when there is more."""
-
-    def left_out(self, unreached: Unreached, frame: FrameType | None) -> None:
-        """Parameters of an optimizer that had no gradient in several steps."""
-
-    def run_eagerly(self, frame: FrameType, context: AbstractContextManager[None]) -> Sequence[torch.Tensor]:
-        """Run the step up to its backward again, without the compiler; gives what backward would be called on."""
-
-
 class Checkup:
     """Fed by the hooks."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Suspicions) -> None:
         self._judge = judge
         self.on = False
         self.births = NodeBirths()
@@ -111,8 +100,7 @@ class Checkup:
 
     def _put_back(self) -> None:
         self.births.refuse()
-        self.unreached.cuts.disarm()
-        self.terms.disarm()
+        self.pause()
         if self.waits is not None:
             self.waits.stop()
         if self.evaluation is not None:
@@ -205,13 +193,12 @@ class Checkup:
                 self._look_again()
         self.unreached.step_begins(optimizer, has_closure=has_closure)
         if self._fresh:
-            parameters = parameters_of(optimizer)
-            gradients = [tensor.grad for tensor in parameters]
+            gradients = [tensor.grad for tensor in parameters_of(optimizer)]
             for graph in self._fresh:
                 if graph.is_zero is None and graph.gates():
                     graph.is_zero = all_zero(gradients)
                 if not self._phases.late_looks:
-                    note_zero_weights(graph, parameters, _updates(optimizer))
+                    note_zero_weights(graph, optimizer)
         self.terms.step_begins(optimizer, self._fresh)
 
     def _ask_for_phase(self, optimizer: Any) -> None:
@@ -304,12 +291,6 @@ class Checkup:
         """Watch the terms of a loss in the next step, unless cuts are watched: both replace the same methods."""
         if not self.unreached.cuts.armed and not self.births.refused:
             self.terms.watch()
-
-
-def _updates(optimizer: Any) -> bool:
-    """Whether a learning rate is above 0, as far as that can be told without waiting for a device."""
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    return any(isinstance(rate, torch.Tensor) or rate != 0 for rate in rates)
 
 
 def _is_plain_backward() -> bool:

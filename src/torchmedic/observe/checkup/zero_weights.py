@@ -6,10 +6,11 @@ usual way to begin; with two of them neither ever moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from torchmedic.observe.step.tensors import parameters_of
 
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
@@ -27,12 +28,13 @@ class ZeroProduct(NamedTuple):
     weights: tuple[torch.Tensor, torch.Tensor]
 
 
-def note_zero_weights(graph: LossGraph, optimized: Sequence[torch.Tensor], is_update: bool) -> None:
+def note_zero_weights(graph: LossGraph, optimizer: Any) -> None:
     """Look at the weights of a graph whose gradients are there: whether the gradient is 0, and the weight as well.
 
     With a learning rate of 0, as at the start of a warm-up, a gradient of 0 tells nothing about the next step.
     """
-    wanted = {id(tensor) for tensor in optimized}
+    wanted = {id(tensor) for tensor in parameters_of(optimizer)}
+    is_update = _updates(optimizer)
     leaves = [node for node in graph.nodes if node.leaf is not None][:_MAX_LEAVES]
     for node in leaves:
         tensor = node.leaf() if node.leaf is not None else None
@@ -42,6 +44,12 @@ def note_zero_weights(graph: LossGraph, optimized: Sequence[torch.Tensor], is_up
                 still = ~gradient.any()
                 node.still = still if is_update else None
                 node.zero = still & ~tensor.detach().reshape(-1)[:_MAX_SAMPLE].any()
+
+
+def _updates(optimizer: Any) -> bool:
+    """Whether a learning rate is above 0, as far as that can be told without waiting for a device."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return any(isinstance(rate, torch.Tensor) or rate != 0 for rate in rates)
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:

@@ -140,6 +140,8 @@ def handle(error: BaseException, handler: Handler) -> None:
         _seen = error
         look_at(error, handler)
         return
+    if issubclass(type(error), SystemExit):
+        return  # nobody has looked at its frames
     look_at(error, handler)
     # Whoever is connected to what the frames of a thread held waits until that is gone: nothing of ours may keep it.
     gc.collect()

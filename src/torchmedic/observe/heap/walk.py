@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.linked_pieces import LinkedPieces, Visit
 from torchmedic.observe.heap.unnamed_objects import owners_of_methods
 from torchmedic.source.objects.containers import CONTAINERS, TEXTS, keys_of, length, pairs
 from torchmedic.source.objects.graph import existing_node_of, oldest
+from torchmedic.source.objects.linked_pieces import LinkedPieces, Visit
 from torchmedic.source.objects.parts import (
     Part,
     cache_of,

@@ -15,11 +15,11 @@ from torch.utils.data import get_worker_info
 
 from torchmedic.contained import report_fault
 from torchmedic.observe.context import ProcessContext
-from torchmedic.observe.heap.plain_objects import pile_of
 from torchmedic.observe.heap.walk import Held, Walk
 from torchmedic.records.memory import HeldMemory
 from torchmedic.runfolder import questions
 from torchmedic.runfolder.confidential import is_confidential
+from torchmedic.source.objects.plain_objects import pile_of
 
 _MAX_HOLDERS = 5
 _MIN_BYTES = 16 << 20  # less than that fills no memory

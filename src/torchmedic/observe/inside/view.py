@@ -27,14 +27,14 @@ from torchmedic.source.live_frames import position_of
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import locals_of
 
-LOOKS = 6
+LOOKS = 6  # at all threads, one after another
 _INTERVAL_SECONDS = 0.2  # between two looks
 _MAX_FRAMES = 60  # frames of a thread, the innermost ones
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _JOINING = "init_process_group"
 _C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 _SAVING = os.path.join("torch", "serialization.py")
-_LATEST = 16
+_MAX_COMPILES = 16  # the last ones
 
 
 def looked_at(agent: ProcessContext, born: int | None, ended: tuple[EndedThread, ...] = ()) -> InsideView:
@@ -204,7 +204,7 @@ def _compiles() -> tuple[float, ...]:
     known = getattr(sys.modules.get("torch._dynamo.utils"), "compilation_time_metrics", {})
     for name in ("_compile.compile_inner", "_compile"):
         if name in known:
-            return tuple(float(seconds) for seconds in list(known[name])[-_LATEST:])
+            return tuple(float(seconds) for seconds in list(known[name])[-_MAX_COMPILES:])
     return ()
 
 

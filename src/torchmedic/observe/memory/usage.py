@@ -26,7 +26,7 @@ _SERIES_INTERVAL_SECONDS = 1.0
 _MAX_LINES = 1000  # after which the interval doubles
 _SHORT_SHARE = 0.5  # share of all memory that there is for this process
 _PRESSING, _RARELY = 3.0, 60.0  # seconds between two calls for a look: while it grows, and if it does not
-_MORE = 1.02
+_GROWN = 1.02  # times the memory at the last call for a look
 _LOOK_BYTES = 256 << 20  # bytes of address space that a look may take, and that must not be the last
 
 
@@ -111,7 +111,7 @@ class MemorySeries:
     def reading(self, now: float, rss: int, device: DeviceMemory) -> None:
         if rss > _SHORT_SHARE * self._most and now >= self._due_press and has_room(_LOOK_BYTES):
             # A process that simply needs much is left in peace.
-            grows = rss > _MORE * self._rss_pressed
+            grows = rss > _GROWN * self._rss_pressed
             self._pressing = _PRESSING if grows else min(2 * self._pressing, _RARELY)
             self._rss_pressed = rss
             self._due_press = now + self._pressing

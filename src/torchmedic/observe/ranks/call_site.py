@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import CodeType, FrameType
 
-from torchmedic.observe.ranks.ring import Lines, Ring
+from torchmedic.runfolder.ring import Lines, Ring
 from torchmedic.source.user_code import is_library_file, is_user_file
 
 MAX_USER_FRAMES = 5

@@ -7,7 +7,6 @@ this process.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import sys
@@ -21,23 +20,20 @@ import torch
 
 from torchmedic.contained import contained
 from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
+from torchmedic.observe.ranks.samples import fingerprint_of, size_of
 from torchmedic.observe.ranks.underway import Underway
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
-from torchmedic.observe.step.tensors import parameters_of, tensors_in
+from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import RankFacts, WeightSample
 from torchmedic.runfolder.files import RANK_FACTS, write_atomically
-from torchmedic.source.objects.finite import has_values
 from torchmedic.source.user_code import user_frame
 
 _MAX_BATCHES = 4
-_MAX_TENSORS = 4  # of a batch
-_SAMPLED_ELEMENTS = 64  # of a tensor of a batch
 _MAX_ITEMS = 4
 _MAX_NAMES = 512  # of parameters
 _MAX_WEIGHTS = 8
-_SAMPLED_WEIGHTS = 1024  # elements of one weight
 _MAX_SAMPLES = 24  # of the weights
 _MIN_ALIKE_UPDATES = 3  # with the same number of exchanges
 _FIRST_UPDATES = 16  # that are looked at one by one
@@ -107,7 +103,7 @@ class FactsOfRank:
         """Without a loader, the inputs of the model are the batch: before the updates 8, 16, 32 and 64."""
         self._has_loader = False
         if self._fetched is None and len(self._facts.batches) < _MAX_BATCHES:
-            self._fetched = _fingerprint(inputs), "", _line(user_frame(frame))
+            self._fetched = fingerprint_of(inputs), "", _line(user_frame(frame))
 
     @contained("observe.rank_facts")
     def fetched(self, iterator: Any, batch: Any, frame: FrameType) -> None:
@@ -122,7 +118,7 @@ class FactsOfRank:
         self._has_loader = True
         if len(self._facts.batches) < _MAX_BATCHES:
             name = type(sampler).__name__ if sampler is not None else ""
-            self._fetched = _fingerprint(batch), name, _line(user_frame(frame))
+            self._fetched = fingerprint_of(batch), name, _line(user_frame(frame))
 
     @contained("observe.rank_facts")
     def exchanging(self, work: Any, tensors: Any) -> None:
@@ -234,7 +230,7 @@ class FactsOfRank:
             return
         if not all(tensor.is_cpu for tensor in weights) and not at_end:
             return  # to read them would wait for the device
-        sizes = tuple(_size(tensor) for tensor in weights)
+        sizes = tuple(map(size_of, weights))
         optimizer = self._optimizer() if self._optimizer is not None else None
         rates = (
             tuple(rate for group in optimizer.param_groups if type(rate := group.get("lr")) is float)
@@ -260,39 +256,6 @@ def _may_train_apart(module: Any) -> bool:
     """
     joined = getattr(module, "_join_config", None)
     return bool(getattr(module, "_comm_hooks", None)) or bool(getattr(joined, "enable", False))
-
-
-def _fingerprint(batch: Any) -> str:
-    """A text that is equal for equal batches; empty where nothing can be read without a wait."""
-    digest = hashlib.blake2b(digest_size=12)
-    read = 0
-    for tensor in tensors_in(batch)[:_MAX_TENSORS]:
-        if (
-            not has_values(tensor)
-            or not tensor.is_cpu
-            or tensor.layout is not torch.strided
-            or not tensor.numel()
-            or tensor.is_quantized
-        ):
-            continue
-        flat = _flat(tensor)
-        every = max(1, flat.numel() // _SAMPLED_ELEMENTS)
-        sample = flat[::every][:_SAMPLED_ELEMENTS]
-        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}{sample.tolist()}".encode())
-        read += 1
-    return digest.hexdigest() if read else ""
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in one row; of a tensor that would have to be copied for that, its first part."""
-    plain = tensor.detach()
-    return plain.view(-1) if plain.is_contiguous() else plain[0].reshape(-1)
-
-
-def _size(tensor: torch.Tensor) -> float:
-    flat = _flat(tensor)
-    sample = flat[:: max(1, flat.numel() // _SAMPLED_WEIGHTS)][:_SAMPLED_WEIGHTS]
-    return float(sample.abs().sum(dtype=torch.float64).item())
 
 
 def _identity(device: torch.device) -> str:

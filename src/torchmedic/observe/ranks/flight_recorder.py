@@ -15,10 +15,11 @@ import msgspec
 import torch
 
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe.ranks import plain_pickle, ring
+from torchmedic.observe.ranks import plain_pickle
 from torchmedic.observe.ranks.call_site import MAX_LIBRARY_FRAMES, MAX_USER_FRAMES
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, Collective, RankLog
+from torchmedic.runfolder import ring
 from torchmedic.runfolder.files import RANK_LOG, write_atomically
 from torchmedic.source.user_code import is_library_file, is_user_file
 

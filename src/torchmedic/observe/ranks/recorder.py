@@ -26,11 +26,11 @@ from torchmedic.observe.hooks import patches
 from torchmedic.observe.ranks.call_site import CallSites
 from torchmedic.observe.ranks.contents import METHODS, contents
 from torchmedic.observe.ranks.facts import FactsOfRank
-from torchmedic.observe.ranks.ring import FILE, Ring, described
 from torchmedic.observe.ranks.store_mail import StoreMail
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED, HandledException
 from torchmedic.runfolder.files import HANDLED, write_atomically
+from torchmedic.runfolder.ring import FILE, Ring, described
 
 _MAX_KNOWN = 4096  # descriptions kept
 _MAX_HANDLED = 4  # calls that are noted while one exception is handled

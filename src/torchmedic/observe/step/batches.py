@@ -255,6 +255,11 @@ def items_of(origin: tuple[Any, weakref.ref[Any] | None]) -> Any:
     return through_subsets(getattr(iterator, "_dataset", None), indices)
 
 
+def as_tuple(items: Any) -> tuple[Any, ...]:
+    """The items of a batch as a tuple, whatever the sampler gave."""
+    return tuple(items) if isinstance(items, list | tuple) else () if items is None else (items,)
+
+
 def _storage(tensor: torch.Tensor) -> int | None:
     try:
         return int(tensor.untyped_storage()._cdata)

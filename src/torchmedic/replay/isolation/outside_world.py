@@ -67,7 +67,7 @@ _EVENTS = frozenset(
     "sqlite3.connect builtins.input syslog.syslog webbrowser.open".split()
 )
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_LONGEST_SLEEP = 0.01
+_MAX_SLEEP_SECONDS = 0.01
 
 
 Answer = Callable[[str, int, tuple[Any, ...]], Any]  # of a method, the size of its group, and what was passed
@@ -277,7 +277,7 @@ def _opening_descriptor(seal: Seal, original: Callable[..., Any]) -> Callable[..
 
 
 def _napping(original: Callable[[float], None]) -> Callable[[float], None]:
-    return lambda seconds: original(min(seconds, _LONGEST_SLEEP))
+    return lambda seconds: original(min(seconds, _MAX_SLEEP_SECONDS))
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
-import sys
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
@@ -14,19 +12,11 @@ import torch
 from torchmedic.observe.context import StepContext
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
+from torchmedic.replay.step.step_frames import forward_lines, refuse_launchers
 from torchmedic.source.live_frames import Stack, point_of, stack_at, stack_of_traceback
 from torchmedic.source.segment.cut import CannotCut, Segment, cut, loops_around, turn_around
 from torchmedic.source.syntax import is_module, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
-
-_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-# Files of those that start processes and look after them: to run such a call again would start them again.
-_LAUNCHERS = (
-    "torch/distributed/elastic",
-    "torch/distributed/run.py",
-    "torch/multiprocessing/spawn.py",
-    "/subprocess.py",
-)
 
 
 class Step:
@@ -121,12 +111,12 @@ def whole_step(stack: Stack, agent: StepContext) -> Step:
     A device is behind its host: what it fails at may stand before or behind the line at which the host notices. Where
     backward is not called from any of the frames, the step ends with the later of that line and the forward pass.
     """
-    _refuse_launchers(stack)
+    refuse_launchers(stack)
     try:
         return through_backward(stack, agent)
     except CannotCut:
         pass
-    noted = _forward_lines(stack, agent)
+    noted = forward_lines(stack, agent)
     for frame, line, column in stack:
         forward = noted.get(frame)
         if forward is not None:
@@ -138,39 +128,10 @@ def whole_step(stack: Stack, agent: StepContext) -> Step:
     return _step(stack, agent, True)
 
 
-def _refuse_launchers(stack: Stack) -> None:
-    """Refuse what happened in a launcher. The function of the user's that `mp.spawn` calls is a step like any other."""
-    for frame, _, _ in stack:
-        name = frame.f_code.co_filename
-        if any(part in name for part in _LAUNCHERS):
-            raise CannotCut("it happened while processes were started or looked after, not in a training step")
-        if is_user_file(name):
-            return
-
-
-def _forward_lines(stack: Stack, agent: StepContext) -> dict[FrameType, int]:
-    """The line at the forward pass of every frame that was on the stack then; `stack` is innermost first.
-
-    A frame that ended may have left its address to another call of the same function. What is on the stack inside of a
-    frame that has gone on to another line since, or that was not on the stack then, has begun later. A frame that has
-    caught the exception stands in its handler, and has not gone on. A coroutine outlives the call that resumes it.
-    """
-    noted, found = agent.notes.forward, {}
-    catching = {frame for frame, _, _ in stack_at(sys._getframe())} if sys.exc_info()[1] is not None else set()
-    is_later = False
-    for frame, line, _ in reversed(stack):
-        code, forward = noted.get(id(frame), (None, 0))
-        is_noted = code is frame.f_code and (not is_later or bool(frame.f_code.co_flags & _SUSPENDABLE))
-        if is_noted:
-            found[frame] = forward
-        is_later = bool(found) and (not is_noted or (line != forward and frame not in catching))
-    return found
-
-
 def _step(stack: Stack, agent: StepContext, include_failing: bool, outwards: int = 0) -> Step:
     """Cut the step at the innermost frame that can be cut; `stack` is innermost first."""
-    _refuse_launchers(stack)
-    noted = _forward_lines(stack, agent)
+    refuse_launchers(stack)
+    noted = forward_lines(stack, agent)
     # A lambda or comprehension is a part of a statement of the frame around it.
     stack = [each for each in stack if is_module(each[0].f_code) or each[0].f_code.co_name[0] != "<"]
     is_caller = False
@@ -204,7 +165,7 @@ def through_backward(stack: Stack, agent: StepContext, *, by_library: bool = Fal
         by_library: Whether a library has called the model and goes backward, both from the same function.
     """
     why = CannotCut("there are no frames")
-    noted = _forward_lines(stack, agent) if by_library else {}
+    noted = forward_lines(stack, agent) if by_library else {}
     for frame, line, column in stack:
         if frame in noted if by_library else is_user_file(frame.f_code.co_filename):
             try:

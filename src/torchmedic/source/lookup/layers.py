@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.records import Location
+from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import (
     _built_in_class,
@@ -28,6 +28,7 @@ from torchmedic.source.syntax import FUNCTIONS, callee, innermost, nodes_in, syn
 from torchmedic.source.user_code import is_user_file, relative
 from torchmedic.source.user_variables import user_trees
 
+_COPIED = ("TransformerEncoderLayer", "TransformerDecoderLayer")
 _MAX_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 
 
@@ -36,7 +37,7 @@ def maker_of(tensor: torch.Tensor, size: int, frames: list[Frame]) -> torch.nn.M
     parameter = _parameter_behind(tensor, size)
     owned = [
         module
-        for root in roots(frames)
+        for root in _models(frames)
         for module in root.modules()
         if any(held is parameter if parameter is not None else False for held in module._parameters.values())
         or (parameter is None and _outputs(module) == size)
@@ -74,7 +75,7 @@ def _set_by_user(frames: list[Frame], layer: torch.nn.Module, built: Location, l
             pass
         case _:
             name = ""
-    models = [root for root in roots(frames) if any(module is layer for module in root.modules())]
+    models = [root for root in _models(frames) if any(module is layer for module in root.modules())]
     others = [getattr(getattr(model, "config", None), "attribute_map", None) for model in models]
     names = {name, *(each.get(name, name) for each in others if isinstance(each, dict))}
     given = [
@@ -102,7 +103,7 @@ def _built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Locati
         node = _built_in_class(type(owner), f"{name}.{path}".rstrip("."))
         if node is not None:
             return node_location("origin", node[0], node[1], label)
-    for root in given_modules(frames):
+    for root in [*given_modules(frames), *_models(frames)]:
         path = next((path for path, module in root.named_modules() if module is layer), None)
         node = built_below(root, path, type(layer)) if path else None
         if node is not None:
@@ -135,6 +136,13 @@ def roots(frames: list[Frame]) -> list[torch.nn.Module]:
     return list({id(module): module for *_, module in held_modules(frames)}.values())
 
 
+def _models(frames: list[Frame]) -> list[torch.nn.Module]:
+    """What `roots` gives; where only a library holds the model, the modules in its frames, outermost first."""
+    given = [value for frame in frames if not frame.is_user for value in frame.variables.values()]
+    found = {id(value): value for value in given if isinstance(value, torch.nn.Module)}
+    return roots(frames) or list(found.values())
+
+
 def _outputs(module: torch.nn.Module) -> int | None:
     for name in ("out_features", "out_channels"):
         size = module.__dict__.get(name)
@@ -165,6 +173,12 @@ def constructed_at(kind: type, numbers: tuple[int, ...], built: Location | None,
     if len(here) == 1:
         return node_location("cause", here[0].file, here[0].call, label)
     return node_location("cause", fitting[0].file, fitting[0].call, label) if len(fitting) == 1 else None
+
+
+def copied_layer_built_at(role: Role, label: str) -> Location | None:
+    """The one call that builds a layer of a Transformer, which makes copies of the layer."""
+    made = [each for kind in _COPIED for each in _calls_of(kind)]
+    return node_location(role, made[0].file, made[0].call, label) if len(made) == 1 else None
 
 
 def _in_helper(built: Location, name: str, label: str) -> Location | None:

@@ -27,7 +27,7 @@ from torchmedic.supervise.proc import open_files, process, tree, waits
 from torchmedic.supervise.proc.process import PROC
 from torchmedic.supervise.proc.syscalls import RUNNING
 
-SECONDS = 2.0
+SECONDS = 2.0  # from the first look to the last
 _LOOKS = 4
 _MAX_STACKS = 32  # processes whose stacks are read, ancestors first
 _NO_RUN_FOLDER = Path("/proc")

@@ -25,6 +25,7 @@ from torchmedic.diagnose.cures.graph_edits import detached_in, reads_before, use
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.autograd._two_losses import TwoLosses, for_others, own_spot, shared_by_both
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.carried_tensors import carrier_of
 from torchmedic.evidence.exception import RaisedEvidence
@@ -150,7 +151,7 @@ def _carried(
     filled = _filled_only(name, made) if treated is None and is_item and not repeated else None
     freed = sum(is_freed(node) for node in nodes_behind([found.tensor]))
     why = f"`{name}` comes from before this step and still carries its history, of which an earlier backward freed"
-    draft = check.draft(failure.evidence, "proven", _MESSAGE, f"{why} {freed} node{'s' if freed != 1 else ''}")
+    draft = check.draft(failure.evidence, "proven", _MESSAGE, f"{why} {count(freed, 'node')}")
     if filled is not None:
         draft.at(node_location("cause", filled.file, filled.node, f"adds to `{name}`, and nothing empties it"))
     else:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     functions_behind,
@@ -100,12 +101,8 @@ def _uncallable(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
         pass
     names = [argument.arg for argument in node.args.args]
     draft = check.draft(evidence, "proven")
-    draft.message = (
-        f"`{kind.__name__}.backward` cannot be called with `ctx` and {given - 1} gradient{'s' if given != 2 else ''}"
-    )
-    draft.cause = (
-        f"its forward has {given - 1} output{'s' if given != 2 else ''}, and its backward takes {', '.join(names)}"
-    )
+    draft.message = f"`{kind.__name__}.backward` cannot be called with `ctx` and {count(given - 1, 'gradient')}"
+    draft.cause = f"its forward has {count(given - 1, 'output')}, and its backward takes {', '.join(names)}"
     draft.at(head_location("cause", file, node, f"takes {len(names)} arguments, is given {given}"))
     static = any(ast.unparse(part).endswith("staticmethod") for part in node.decorator_list)
     if not static and names[:1] == ["self"]:

@@ -16,12 +16,7 @@ import torch
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.mixed_dimensions import layers_with_wrong_layout, mixing_views, takes_last
-from torchmedic.records import Location
-from torchmedic.source.live_frames import node_location
-from torchmedic.source.syntax import calls_in
-from torchmedic.source.user_variables import user_trees
-
-_COPIED = ("TransformerEncoderLayer", "TransformerDecoderLayer")
+from torchmedic.source.lookup.layers import copied_layer_built_at
 
 
 @rule("TM646", "dimensions-mixed-up")
@@ -47,7 +42,9 @@ def check(evidence: CheckUp) -> Draft | None:
             draft.cause = (
                 f"the layer has batch_first=False and was given {examples} x {positions} values, examples first"
             )
-            built = (_encoder_layer() if is_copied else None) or evidence.built("cause", layer, "batch_first=False")
+            built = (copied_layer_built_at("cause", "batch_first=False") if is_copied else None) or evidence.built(
+                "cause", layer, "batch_first=False"
+            )
             draft.at(built or evidence.of_node("cause", node, "given here"))
             draft.because(
                 f"the {examples} rows were drawn at random, so they have no order"
@@ -58,9 +55,3 @@ def check(evidence: CheckUp) -> Draft | None:
             draft.help("build the layer with `batch_first=True`", safety="changes-training")
             return draft.about(step=graph.step).rated("warning")
     return None
-
-
-def _encoder_layer() -> Location | None:
-    """The one call that builds a layer of a Transformer, which makes copies of the layer."""
-    calls = [(file, call) for file, tree in user_trees() for call in calls_in(tree, *_COPIED)]
-    return node_location("cause", *calls[0], "batch_first=False") if len(calls) == 1 else None

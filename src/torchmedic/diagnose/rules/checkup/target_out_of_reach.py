@@ -18,8 +18,9 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.graph_facts import may_leave_out_targets
-from torchmedic.observe.checkup.loss_graph import BINARY, LossGraph, Node
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
+from torchmedic.observe.checkup.targets import BINARY
 
 _MIN_SHARE_OF_TARGETS = 0.1  # of the targets: a few that lie outside may be noise
 _ENDS = {

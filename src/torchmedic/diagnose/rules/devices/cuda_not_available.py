@@ -32,7 +32,11 @@ from torchmedic.replay.step.trial import Edit, edited
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import Call, raising_call
 from torchmedic.source.spots import spot_of_node
+from torchmedic.source.syntax import nodes_in
+from torchmedic.source.user_variables import user_trees
 
+_NAME = re.compile(r"cuda(:\d+)?")
+_CHOSEN = "the device is chosen here"
 # What a build without CUDA says wherever CUDA is asked for.
 _OF_CUDA = re.compile(r"\bCUDA\b|_cuda_|torch\.cuda|dummy base class|NCCL built in")
 
@@ -118,8 +122,19 @@ def _chosen(evidence: RaisedEvidence) -> Location | None:
     for argument in call.arguments if call is not None else ():
         if isinstance(argument.node, ast.Name | ast.Attribute) and isinstance(argument.value, str | torch.device):
             found = origin(evidence, argument.value)
-            return found.location("origin", "the device is chosen here") if found is not None else None
-    return None
+            return found.location("origin", _CHOSEN) if found is not None else _only_name()
+    return _only_name() if call is not None else None
+
+
+def _only_name() -> Location | None:
+    """The only text in the user's files that names a GPU: a default of an option, a field of a configuration."""
+    named = [
+        (file, node)
+        for file, tree in user_trees()
+        for node in nodes_in(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value)
+    ]
+    return node_location("origin", *named[0], _CHOSEN) if len(named) == 1 else None
 
 
 def _hidden_here(evidence: RaisedEvidence) -> Location | None:

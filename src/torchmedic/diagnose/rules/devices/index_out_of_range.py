@@ -23,7 +23,7 @@ import torch
 from torchmedic.diagnose.cures.ranges import RangeCures
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import listed
-from torchmedic.diagnose.words.tensors import made_here
+from torchmedic.diagnose.words.tensors import count, made_here
 from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
@@ -201,7 +201,7 @@ def _embedding(frames: list[Frame], table: Any, index: Any, op: str) -> list[Loo
     layer = frames[-2].module if len(frames) > 1 else None
     named = isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.weight is table
     rows = int(table.shape[0])
-    words = f"{rows} row{'s' if rows != 1 else ''}"
+    words = count(rows, "row")
     return [
         Lookup(
             op=op,

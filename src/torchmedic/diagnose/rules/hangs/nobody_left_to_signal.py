@@ -4,9 +4,10 @@ What: a thread waits without a time limit for an event, a condition, a semaphore
 an item of a queue. Only another thread (or process) can end the wait, and there is none: the others have ended, or wait
 in the same way.
 
-Why: the thread that should have called `set()`, `release()` or `put()` has already ended, with an exception or through
-a branch without the call; a consumer that skips `task_done()` for some items; a barrier for more threads than were
-started; a task that waits for another task of a pool that has no free thread for it.
+Why: the thread that should have called `set()`, `release()` or `put()` has already ended, with an exception, with
+`sys.exit()` (which ends the thread and not the process) or through a branch without the call; a consumer that skips
+`task_done()` for some items; a barrier for more threads than were started; a task that waits for another task of a pool
+that has no free thread for it.
 
 Cure: signal in a `finally:` block, so that the signal is always sent; report the exceptions of threads
 (`future.result()` raises them). Set a time limit for the wait. Do not wait inside a pool for another task of the same
@@ -16,6 +17,7 @@ pool. Call `task_done()` for every item that was taken from a queue.
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft
+from torchmedic.diagnose.rules.hangs._ended_threads import last_ended
 from torchmedic.diagnose.rules.hangs._nobody_left import Silence, nobody, timer
 from torchmedic.diagnose.rules.hangs._unmarked_items import consumers, left_out
 from torchmedic.diagnose.rules.hangs._wait_chain import Waiter, chain
@@ -86,9 +88,13 @@ def _told(stall: Stall, waiter: Waiter, wanted: LockView, silence: Silence) -> D
     draft = check.draft(stall, silence.grade)
     draft.message = message
     draft.cause = f"the wait for `{wanted.name}` has no time limit, and no thread can end it"
-    draft.at(at(waiter.frame, "cause", f"waits for {kind} `{wanted.name}`"), main_line(stall))
-    draft.because(*silence.facts)
-    if wanted.kind == "barrier":
+    ended = last_ended(stall, waiter, wanted)
+    failure = ended.failure if ended is not None and ended.same else None
+    draft.at(failure, at(waiter.frame, "surfaced" if failure else "cause", f"waits for {kind} `{wanted.name}`"))
+    draft.at(main_line(stall)).because(*silence.facts)
+    if ended is not None and failure is not None:
+        draft.because(ended.told).help(f"correct what ends `{ended.thread.target}`: {ended.thread.error}")
+    elif wanted.kind == "barrier":
         draft.help(
             f"start {wanted.room} threads, or create the barrier for the threads that exist" if wanted.room else ""
         )

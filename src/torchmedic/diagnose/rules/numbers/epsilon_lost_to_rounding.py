@@ -29,7 +29,7 @@ from torchmedic.replay.trace.microscope import Captured, Op, Value
 # Where the operand stands that must not be zero.
 _OPERAND = {"div": 1, "reciprocal": 0, "rsqrt": 0, "sqrt": 0, "log": 0, "log2": 0, "log10": 0, "pow": 0, "xlogy": 1}
 _KEEPING = frozenset("add sub rsub clamp clamp_min clamp_max maximum minimum".split())
-_BACK = 5
+_MAX_DEPTH = 5  # operations behind the bad one
 _REPRESENTABLE = {torch.float16: ("1e-4", "1e-3"), torch.bfloat16: ("1e-2",), torch.float32: ("1e-6",)}
 
 
@@ -77,7 +77,7 @@ def _find(evidence: NumbersEvidence, value: Value) -> Lost | None:
     while pending:
         here, depth = pending.pop(0)
         source = scope.source(here)
-        if not isinstance(source, int) or depth > _BACK:
+        if not isinstance(source, int) or depth > _MAX_DEPTH:
             continue
         op = scope.ops[source]
         values = evidence.replay_with_values(op)

@@ -36,7 +36,7 @@ _DISCARDING = frozenset(
     "where masked_fill index masked_select gather index_select take nan_to_num clamp clamp_min clamp_max minimum "
     "maximum min max hardtanh slice_scatter".split()
 )
-_FURTHER = 6
+_MAX_DEPTH = 6  # operations after the bad one
 
 
 @rule("TM223", "nan-hidden-by-where")
@@ -102,7 +102,7 @@ def _mask_after(evidence: NumbersEvidence, forward: Op, hidden: torch.Tensor) ->
             seen.add(later.index)
             if later.kind in _DISCARDING or (later.kind == "mul" and _by_mask(evidence, later, here, hidden)):
                 return later
-            if depth < _FURTHER:
+            if depth < _MAX_DEPTH:
                 pending.append((later, depth + 1))
     return None
 

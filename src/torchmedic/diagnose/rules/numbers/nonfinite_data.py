@@ -17,6 +17,7 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
@@ -69,7 +70,7 @@ def _counted(tensor: torch.Tensor, bad: torch.Tensor) -> str:
     infinite = int(bad.sum().item()) - nans
     parts = [
         f"{nans} NaN" if nans else "",
-        f"{infinite} infinite value{'s' if infinite != 1 else ''}" if infinite else "",
+        count(infinite, "infinite value") if infinite else "",
     ]
     return " and ".join(part for part in parts if part)
 

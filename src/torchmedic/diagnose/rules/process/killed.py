@@ -1,8 +1,9 @@
-"""The process was killed from outside.
+"""The process was killed: from outside, or by itself.
 
-What: the process was ended by SIGKILL. SIGKILL cannot be caught, and Linux does not record the sender. Or another
-process sent SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL, and is named. Or one rank of a job was ended by SIGTERM, which
-its launcher did not get. The line is the last known line of the training.
+What: the process was ended by SIGKILL. SIGKILL cannot be caught, and Linux does not record the sender. If the script
+kills itself by `os.kill`, that line is shown. Or another process sent SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL, and
+is named. Or one rank of a job was ended by SIGTERM, which its launcher did not get. Otherwise the line is the last
+known line of the training.
 
 Why: a person or a program sent the signal: `kill -9`, a scheduler whose time or memory limit was reached, a container
 that was stopped, a watchdog. The kernel's OOM killer also sends SIGKILL, but it leaves a count in the cgroup and a line
@@ -29,6 +30,8 @@ def check(death: Death) -> Draft | None:
         return _sent(death)
     if death.signal not in ("SIGKILL", "SIGTERM"):
         return None
+    if death.signal == "SIGKILL" and death.threads and death.threads[0].current:
+        return _own(death)
     draft = draft_of(
         check,
         death,
@@ -46,6 +49,14 @@ def check(death: Death) -> Draft | None:
     if limit is not None and death.peak_rss:
         draft.because(f"the largest process of the run held {size(death.peak_rss)} of {size(limit)}")
     return draft.help("ask the scheduler or the container runtime why it ended the job; then `dmesg`")
+
+
+def _own(death: Death) -> Draft:
+    """A process that kills itself writes its stacks before; no other SIGKILL leaves any."""
+    draft = draft_of(check, death, "proven", f"{who(death)} killed itself with SIGKILL", "the script calls `os.kill`")
+    return draft.help(
+        "raise an exception or call `sys.exit(1)` instead, so that files are closed and the reason is shown"
+    )
 
 
 def _sent(death: Death) -> Draft:

@@ -35,6 +35,7 @@ class Misfit(msgspec.Struct, frozen=True):
     why: str
     squeezed: tuple[int, ...] = ()
     is_comparison: bool = False
+    is_batch_first: bool = False  # it would fit if a layer took the batch as its first dimension
 
 
 def misfit_of(call: Call) -> Misfit | None:
@@ -215,7 +216,11 @@ def misfit_of_mask(evidence: RaisedEvidence) -> Misfit | None:
         mask = known.get(name)
         if isinstance(mask, torch.Tensor) and tuple(mask.shape) not in shapes:
             why = f"`{name}` must be {list(shapes[0])}"
-            return Misfit("attention", Argument(None, query, "query"), Argument(None, mask, name), why)
+            layers = [each.module for each in evidence.frames if isinstance(each.module, torch.nn.MultiheadAttention)]
+            fits = name == "key_padding_mask" and tuple(mask.shape) == (length, key.shape[1])
+            is_first = fits and bool(layers) and not layers[-1].batch_first
+            sides = Argument(None, query, "query"), Argument(None, mask, name)
+            return Misfit("attention", *sides, why, is_batch_first=is_first)
     return None
 
 

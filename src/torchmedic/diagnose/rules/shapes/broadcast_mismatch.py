@@ -17,6 +17,7 @@ from torchmedic.diagnose.rules.shapes._elementwise import ELEMENTWISE, Misfit, m
 from torchmedic.diagnose.rules.shapes._shapes import by_message
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.source.lookup.layers import copied_layer_built_at
 
 
 @rule("TM153", "broadcast-mismatch")
@@ -42,7 +43,13 @@ def _proven(evidence: RaisedEvidence, found: Misfit) -> Draft:
     for side in (found.left, found.right):
         if side.tensor is not None:
             draft.at(made_here(evidence, side.value, f"becomes {shape(side.value)}"))
-    if found.squeezed:
+    if found.is_batch_first:
+        draft.at(copied_layer_built_at("origin", "batch_first=False, so the first dimension is taken for the steps"))
+        draft.because(
+            "the mask fits if the first dimension is the batch, and the attention takes the second one for it"
+        )
+        draft.help("build the layer with `batch_first=True`")
+    elif found.squeezed:
         draft.because(f"without its dimensions of size 1, {shape(found.squeezed)} is the shape of the other one")
         draft.help("drop that dimension with `squeeze(-1)`, or add it to the other tensor with `unsqueeze(-1)`")
     elif "an index of" in found.why:

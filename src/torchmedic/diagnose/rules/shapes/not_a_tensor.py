@@ -22,9 +22,12 @@ from torch import nn
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import fed_by, layer_of, origin
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.source.live_frames import Frame
+from torchmedic.records import Location
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, read
 from torchmedic.source.lookup.origins import Origin, origin_of
+from torchmedic.source.syntax import calls_in, function_of, makes_number, nodes_in, syntax_tree
+from torchmedic.source.user_code import is_user_file
 
 _MUST_BE = re.compile(r"argument '?(\w+)'?.* must be (?:a )?Tensor, not ([\w.]+)|expected Tensor as element (\d+)")
 _OPERANDS = re.compile(r"unsupported operand type\(s\) for (\S+): '(\w+)' and '(\w+)'")
@@ -204,7 +207,8 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
         draft.at(made.location("cause", "to unpack a dict gives its keys"))
         draft.at(*evidence.at_user_line("surfaced", label))
         return draft.help(f"take the entry that is meant, as in `{ast.unparse(made.value or ast.Name(''))}[{value!r}]`")
-    draft.at(*evidence.at_user_line("cause", label))
+    returned = _returned(evidence, made, value) if made is not None else None
+    draft.at(returned, *evidence.at_user_line("surfaced" if returned is not None else "cause", label))
     module = _module_behind(evidence, made) if made is not None else None
     if made is not None:
         whose = f", from `{type(module).__name__}`" if module is not None else ""
@@ -212,8 +216,12 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
     if value is None and module is not None:
         draft.because(f"`{type(module).__name__}.forward` returned None, as a function without `return` does")
         draft.help("let `forward` return its result")
+    elif value is None and returned is not None:
+        draft.help("let the function return its result")
     elif isinstance(value, tuple):
         draft.help("take the part that is meant, as in `out, _ = layer(x)`")
+    elif isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
+        draft.help("take the tensor that is meant out of the list, as in `x, y = batch` or `batch[0]`")
     elif isinstance(value, dict):
         draft.help("take the entry that is meant, as in `out['logits']`")
     elif isinstance(value, float | int):
@@ -221,6 +229,31 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
     else:
         draft.help("convert it with `torch.as_tensor(...)`, or pass the tensor that was meant")
     return draft
+
+
+def _returned(evidence: RaisedEvidence, made: Origin, value: Any) -> Location | None:
+    """The line of the user's function behind a call that made the number which it returned, or that returned None."""
+    frame = next((frame for frame in reversed(evidence.frames) if frame.file == made.file), None)
+    if frame is None or not isinstance(made.value, ast.Call):
+        return None
+    called = read(made.value.func, frame)
+    called = type(called).forward if isinstance(called, nn.Module) and value is not None else called
+    code = getattr(getattr(called, "__func__", called), "__code__", None)
+    function = function_of(syntax_tree(code.co_filename), code) if code and is_user_file(code.co_filename) else None
+    if function is None or code is None:
+        return None
+    results = [node.value for node in nodes_in(function) if isinstance(node, ast.Return) and node.value is not None]
+    if value is None and not results:
+        return node_location("cause", code.co_filename, function, "returns nothing")
+    names = {result.id for result in results if isinstance(result, ast.Name)}
+    results += [
+        node.value
+        for node in nodes_in(function)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in names
+    ]
+    numbers = [call for result in results for call in calls_in(result) if makes_number(call)]
+    is_number = isinstance(value, float | int) and len(numbers) == 1
+    return node_location("cause", code.co_filename, numbers[0], "makes a number of the tensor") if is_number else None
 
 
 def _is_key(evidence: RaisedEvidence, made: Origin, value: str) -> bool:

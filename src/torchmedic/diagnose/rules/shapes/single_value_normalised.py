@@ -57,7 +57,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.at(loader := loader_call("origin", "the loader is made here", keyword="batch_size"))
         if loader is not None and evidence.incident.batch:
             draft.help("pass `drop_last=True` to the training loader, if its last batch has one sample")
-        draft.help("train with more than one sample per batch; for evaluation call `model.eval()` first")
+        draft.help("leave out a last batch of one sample; for evaluation call `model.eval()` first")
     else:
         draft.help("normalise before the image has shrunk to one point, or leave this layer out")
     return draft

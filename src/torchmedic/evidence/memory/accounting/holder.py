@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.observe.heap.linked_pieces import Edge, same_edge
-from torchmedic.observe.heap.plain_objects import Pile
+from torchmedic.source.objects.linked_pieces import Edge, same_edge
 from torchmedic.source.objects.parts import is_users
+from torchmedic.source.objects.plain_objects import Pile
 
 
 class Holder(NamedTuple):

@@ -25,9 +25,9 @@ from torchmedic.evidence.memory.accounting.holder import (
     position_of,
     within,
 )
-from torchmedic.observe.heap.plain_objects import Pile, pile_of, text_bytes
 from torchmedic.source.objects.containers import items, length
 from torchmedic.source.objects.parts import Part, attributes_of_tensor, cache_of, is_users, own_dict, parts
+from torchmedic.source.objects.plain_objects import Pile, pile_of, text_bytes
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_modules
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchmedic.observe.step.batches import Given
 
-_DEEP = 3
+_MAX_DEPTH = 3  # of containers in each other
 
 
 class Rows(NamedTuple):
@@ -51,7 +51,7 @@ def _is_time_major(module: torch.nn.Module) -> bool:
     return isinstance(module, kinds) and not module.batch_first
 
 
-def fewer(value: Any, rows: Rows, depth: int = _DEEP) -> Any:
+def fewer(value: Any, rows: Rows, depth: int = _MAX_DEPTH) -> Any:
     """A value with fewer rows; the value itself where it does not have that number of rows."""
     if isinstance(value, torch.Tensor):
         return _cut(value, rows)

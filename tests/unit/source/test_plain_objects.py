@@ -15,7 +15,7 @@ import torch
 
 from torchmedic.observe.failures import forked_look
 from torchmedic.observe.failures.forked_look import seen_by_copy
-from torchmedic.observe.heap.plain_objects import pile_of, text_bytes
+from torchmedic.source.objects.plain_objects import pile_of, text_bytes
 
 
 class Record:

@@ -1,0 +1,49 @@
+"""Short values for batches and weights of one rank, to be compared with those of other ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.source.objects.finite import has_values
+
+_MAX_TENSORS = 4  # of a batch
+_SAMPLED_ELEMENTS = 64  # of a tensor of a batch
+_SAMPLED_WEIGHTS = 1024  # elements of one weight
+
+
+def fingerprint_of(batch: Any) -> str:
+    """A text that is equal for equal batches; empty where nothing can be read without a wait."""
+    digest = hashlib.blake2b(digest_size=12)
+    read = 0
+    for tensor in tensors_in(batch)[:_MAX_TENSORS]:
+        if (
+            not has_values(tensor)
+            or not tensor.is_cpu
+            or tensor.layout is not torch.strided
+            or not tensor.numel()
+            or tensor.is_quantized
+        ):
+            continue
+        flat = _flat(tensor)
+        every = max(1, flat.numel() // _SAMPLED_ELEMENTS)
+        sample = flat[::every][:_SAMPLED_ELEMENTS]
+        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}{sample.tolist()}".encode())
+        read += 1
+    return digest.hexdigest() if read else ""
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in one row; of a tensor that would have to be copied for that, its first part."""
+    plain = tensor.detach()
+    return plain.view(-1) if plain.is_contiguous() else plain[0].reshape(-1)
+
+
+def size_of(tensor: torch.Tensor) -> float:
+    """The sum of the magnitudes of some elements."""
+    flat = _flat(tensor)
+    sample = flat[:: max(1, flat.numel() // _SAMPLED_WEIGHTS)][:_SAMPLED_WEIGHTS]
+    return float(sample.abs().sum(dtype=torch.float64).item())
