@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from types import FrameType
 
@@ -15,11 +16,14 @@ from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.unreached_parameters import Unreached
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.step.tensors import parameters_of
+from torchmedic.records import Diagnosis
+from torchmedic.source.lookup.later_phases import compares_counter, is_conditional
 
 _NO_UPDATE = frozenset({"TM604", "TM608", "TM609", "TM624", "TM630"})  # explain why an optimizer has no gradient at all
 
 _OF_THROWN_WEIGHTS = frozenset({"TM636"})  # follow from training that runs away, which is told in its own way:
 _RUNNING_AWAY = frozenset({"TM222", "TM230", "TM234", "TM236", "TM237", "TM601"})
+_OF_ONE_LOOK = frozenset({"TM645"})  # the line that is blamed was looked at in one step
 
 
 def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said: Said) -> None:
@@ -48,9 +52,21 @@ def explain_first_steps(
         drawn=drawn,
         constructions=agent.clock.constructions,
     )
-    for diagnosis in ask_each(evidence, registry.CHECKUP):
+    found = list(unreached.held if unreached is not None and unreached.held else ask_each(evidence, registry.CHECKUP))
+    if frame is not None and found and compares_counter():
+        if unreached is not None:
+            unreached.held = found
+            return  # their turn may come in a later phase of the training
+        found = [each for each in found if each.code not in _OF_ONE_LOOK or not _is_passing(each)]
+    for diagnosis in found:
         if diagnosis.code in _OF_THROWN_WEIGHTS and (memory.is_away or said.has_code(_RUNNING_AWAY)):
             continue
         if unreached is not None and (said.has_line(diagnosis) or (unreached.has_whole and said.has_code(_NO_UPDATE))):
             continue  # a cut is told once: as a lost term, or as lost parameters
         publish_silent(diagnosis, agent, said)
+
+
+def _is_passing(diagnosis: Diagnosis) -> bool:
+    """Whether the line that is blamed may have run in the first steps only."""
+    cause = diagnosis.cause_location
+    return cause is not None and is_conditional(os.path.abspath(cause.file), cause.line)

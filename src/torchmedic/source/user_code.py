@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import os
@@ -50,7 +51,9 @@ def _judge(filename: str) -> bool:
 def _real(filename: str) -> str:
     """`os.path.realpath`, but the links of a folder are followed once for all of its thousands of files."""
     if not os.path.isabs(filename) or os.path.islink(filename):
-        return os.path.realpath(filename)
+        with contextlib.suppress(FileNotFoundError):  # the working folder has been deleted
+            return os.path.realpath(filename)
+        return filename
     folder, name = os.path.split(filename)
     return os.path.join(_real_folder(folder), name)
 

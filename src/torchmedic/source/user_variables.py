@@ -90,7 +90,8 @@ def user_files() -> list[str]:
 
 def loaded_files() -> list[str]:
     """The files of the user's that are loaded, each once; also a script that lives in site-packages."""
-    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    modules = [module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)]
+    files = [module.__dict__.get("__file__") for module in modules]
     if getattr(sys.modules.get("__main__"), "__file__", None) is None:
         # At the end of a script, Python takes the name of its file away; the hooks have seen it.
         files += [file for file, is_users in list(verdicts.items()) if is_users and not file.startswith("<")]

@@ -556,3 +556,19 @@ def test_a_method_that_is_called_eval_is_not_the_function() -> None:
         return locals()
 
     assert [looks_at_locals(each.__code__) for each in (validates, evaluates, looks)] == [False, True, True]
+
+
+def test_a_tensor_subclass_sees_nothing_of_the_walk() -> None:
+    seen: list[Any] = []
+
+    class Noted(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    kept = [torch.ones(3, requires_grad=True).as_subclass(Noted)]
+    before = len(seen)
+    Walk(1, {}, weigh).run(sys._getframe())
+    assert len(seen) == before
+    assert len(kept) == 1

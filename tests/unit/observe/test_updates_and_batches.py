@@ -49,7 +49,7 @@ def test_labels_that_the_model_is_given_are_no_targets_of_other_inputs() -> None
     assert not targets_of([indicated])
 
 
-def _trained(after: Any) -> Overwrites:
+def _trained(after: Any, *, is_used: bool = False) -> Overwrites:
     torch.manual_seed(0)
     layer = nn.Linear(16, 8)
     start = layer.weight.detach().clone()
@@ -63,6 +63,7 @@ def _trained(after: Any) -> Overwrites:
         if not found.is_over:
             found.step_ended()
         optimizer.zero_grad()
+        found.event(Place("train.py", step + 1), is_forward=is_used)
         with torch.no_grad():
             after(layer.weight, start)
         found.event(Place("train.py", step + 1))
@@ -80,6 +81,10 @@ def test_a_weight_that_is_drawn_anew_is_found() -> None:
     found = _trained(lambda weight, _: weight.data.normal_()).found
     assert found is not None
     assert found.is_new
+
+
+def test_a_weight_that_is_used_before_it_is_drawn_anew_is_left_alone() -> None:
+    assert _trained(lambda weight, _: weight.data.normal_(), is_used=True).found is None
 
 
 @pytest.mark.parametrize(

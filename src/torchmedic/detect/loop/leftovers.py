@@ -24,7 +24,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         size = max(set(sizes), key=sizes.count, default=0)
         if not 2 <= size < length or sizes.count(size) < _MIN_CYCLES or length % size == 0:
             continue
-        end = _first_end(habits.events, number)
+        end = _first_end(habits.events, number, size)
         if end is None or end[0] != length % size:
             continue
         left, is_lost = end
@@ -35,20 +35,28 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         )
 
 
-def _first_end(events: list[Event], number: int) -> tuple[int, bool] | None:
-    """How many calls of backward have come since the last update when a new pass begins, and if they were cleared."""
-    backwards, begun, lost = 0, 0, 0
+def _first_end(events: list[Event], number: int, size: int) -> tuple[int, bool] | None:
+    """How many calls of backward have come since the last update when a new pass begins, and if they were cleared.
+
+    None where that is open, or where the batches of the next pass make the cycle whole: then nothing is wrong.
+    """
+    backwards, lost = 0, 0
+    left: int | None = None
+    begun = False
     for event in events:
         if event.kind == "gap":
             return None
         if event.kind == "fetch" and event.fact.position <= 1:
-            if begun:
-                return (backwards + lost, bool(lost and not backwards))
-            begun += 1
+            if begun and lost and not backwards:
+                return lost, True
+            left = backwards + lost if begun else None
+            begun = True
         elif event.kind == "backward":
             backwards += 1
         elif event.kind == "zero":
             lost, backwards = lost + backwards, 0
         elif event.kind in ("step", "step skipped") and event.who in (number, 0):
+            if left is not None:
+                return (left, False) if backwards != size else None
             backwards = lost = 0
     return None

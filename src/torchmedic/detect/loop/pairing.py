@@ -62,7 +62,7 @@ def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncide
     while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset") and not is_one_item:
         dataset = dataset.dataset
     name, place = _taken_from(dataset) if is_one_item else _source(dataset)
-    if is_one_item and place is None:
+    if place is None if is_one_item else not (name or _is_fair(fetches)):
         return
     yield IdenticalInputs(
         step=last.step,
@@ -73,6 +73,16 @@ def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncide
         batches=len(fetches),
         is_one_item=is_one_item,
     )
+
+
+def _is_fair(fetches: list[Event]) -> bool:
+    """Whether batches stand for all items: they were drawn at random, or are a whole pass over the data.
+
+    The first items of a dataset may be equal, as the empty pictures of a class that is stored first.
+    """
+    length = next((event.fact.length for event in fetches if event.fact.length), None)
+    is_whole = length is not None and any(event.fact.position >= length for event in fetches)
+    return is_whole or any(event.fact.drawn for event in fetches)
 
 
 def _is_meant(value: float | None) -> bool:

@@ -19,7 +19,7 @@ from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
-from torchmedic.source.user_variables import locals_of
+from torchmedic.source.user_variables import locals_of, user_trees
 
 _MIN_STEPS_AT_ZERO = 8  # with a rate of exactly zero
 _MIN_MOVES_PER_BATCH = 8  # moves, each after one update
@@ -53,7 +53,7 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
         others = [event for event in habits.events if event.kind == "step" and event.who != number]
         first = max(float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups)
         found = rate_set_at(stack_of(sys._getframe()), optimizer, "cause", "") if moves and first else None
-        yield ZeroLearningRate(
+        incident = ZeroLearningRate(
             step=steps[-1].step,
             cause=Place(found.file, found.line) if found is not None else watched.built or steps[-1].place,
             first=first if found is not None else 0.0,
@@ -63,6 +63,23 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
             scheduled=len(moves),
             is_alone=not others,
         )
+        if moves or _is_read_by_hand():
+            habits.held[id(optimizer)] = incident  # a schedule or the script may give another rate later
+        else:
+            yield incident
+    for key, incident in habits.held.items() if habits.is_ending else ():
+        known = habits.standstill.watched.get(key)
+        if known is not None and all(each.rate == 0 for each in known.rates):
+            yield incident
+
+
+def _is_read_by_hand() -> bool:
+    """Whether the user's code handles the groups of an optimizer, in which it can set a rate."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == "param_groups"
+        for _, tree in user_trees()
+        for node in nodes_in(tree)
+    )
 
 
 def _moves(events: list[Event]) -> dict[int, list[Event]]:
@@ -104,6 +121,8 @@ def _schedule_first(habits: Habits) -> Iterator[LoopIncident]:
 
 def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
     """A schedule that is over, or has killed the rate, long before the first epoch is: its numbers mean epochs."""
+    if habits.is_ending:
+        return  # the loop over the epochs is gone, and with it their number
     fetches = [event for event in habits.events if event.kind == "fetch" and event.fact.length is not None]
     batches = fetches[0].fact.length if len({event.fact.dataset for event in fetches}) == 1 else 0
     for number, moves in _moves(habits.events).items():
@@ -114,7 +133,9 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
         in_turn = all(a.kind != b.kind for a, b in itertools.pairwise(around))
         if len(moves) < _MIN_MOVES_PER_BATCH or not in_turn or len({move.site for move in moves}) != 1:
             continue
-        why = _too_short(habits.thing(number), batches) or _meant_in_epochs(habits, number, moves)
+        why = _too_short(habits.thing(number), batches, epochs_around(sys._getframe())) or _meant_in_epochs(
+            habits, number, moves
+        )
         if why:
             habits.standstill.rate_is_explained(habits.optimizers[whose].optimizer)
             yield SchedulePerBatch(
@@ -126,11 +147,16 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
             )
 
 
-def _too_short(schedule: Any, batches: int) -> str:
-    """Why a schedule cannot be meant to move with every one of these batches; empty where it may be, or 0 are known."""
+def _too_short(schedule: Any, batches: int, epochs: Epochs | None) -> str:
+    """Why a schedule cannot be meant to move with every one of these batches; empty where it may be, or 0 are known.
+
+    A period of more epochs than there are is one of batches: the rate goes up and down on purpose.
+    """
     if not batches:
         return ""
     match schedule:
+        case CosineAnnealingLR(T_max=period) if epochs is not None and period > epochs.total:
+            return ""
         case CosineAnnealingLR(T_max=period) if 2 * period <= batches:
             return f"its T_max of {period} is over {batches // period} times in one epoch of {batches} batches"
         case PolynomialLR(total_iters=length) if 2 * length <= batches:

@@ -20,6 +20,7 @@ _MIN_SHRINK = 0.05  # of a weight per update: nothing is left of an update after
 _COLLAPSED = 0.5  # of the norm of all matrices before the first update
 _END = 1 << 30
 _COPIES = frozenset("load_state_dict copy_ vector_to_parameters _foreach_copy_ data".split())
+_KEEPERS = _COPIES | frozenset("state_dict deepcopy parameters_to_vector clone save".split())
 _WRITERS = _COPIES | frozenset(
     "reset_parameters apply normal_ uniform_ zero_ fill_ "
     "xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ trunc_normal_ constant_ zeros_".split()
@@ -35,7 +36,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         found = watched.overwrites.found
         if found is not None:
             writers = list(_writers(found.after, found.before, _WRITERS))
-            if found.is_new and any(_writers(found.after, found.before, _COPIES)):
+            if found.is_new and any(_writers(found.after, found.before, _KEEPERS)):
                 continue  # one network for many sets of weights, each of which is kept elsewhere
             yield UpdatesUndone(
                 step=habits.steps,

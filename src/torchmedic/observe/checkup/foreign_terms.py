@@ -1,7 +1,8 @@
 """Terms of a loss that reach only parameters of others than the optimizer that steps next.
 
 The gradients of such a term are of no use to that update. They may be of use to another optimizer, as where two losses
-are added and two optimizers step; so it is noted whether another optimizer uses them before they are cleared.
+are added and two optimizers step; so it is noted whether another optimizer uses them before they are cleared, or
+whether the script itself changes these parameters, as by a step of its own.
 """
 
 from __future__ import annotations
@@ -34,19 +35,32 @@ class ForeignTerm:
         self.whole = whole
         self.owned = owned
         self.leaves = frozenset(map(id, leaves))
-        self.is_used = False  # another optimizer has used the gradients
+        self.is_used = False  # another optimizer or the script has used the gradients
         self.backwards = 0  # calls of backward since
         self._witness = weakref.ref(min(leaves, key=torch.Tensor.numel))
         self._state = self._look()
+        self._values = self._copy()
+        self._has_optimizer = False
 
     def step_begins(self, owned: frozenset[int]) -> None:
         """An optimizer is about to update these parameters."""
         leaf = self._witness()
+        self._has_optimizer = self._has_optimizer or id(leaf) in owned
         if leaf is None or id(leaf) not in owned or leaf.grad is None:
             return
         (identity, writes), now = self._state, self._look()
         # Each backward writes once. What is written more often was cleared in between.
         self.is_used = self.is_used or (now[0] == identity and now[1] - writes <= self.backwards)
+
+    def turn_ended(self) -> None:
+        """The optimizer without these parameters is about to step again."""
+        now = self._copy()
+        if not self._has_optimizer and now is not None and self._values is not None:
+            self.is_used = self.is_used or not torch.equal(now, self._values)
+
+    def _copy(self) -> torch.Tensor | None:
+        leaf = self._witness()
+        return leaf.detach().clone() if type(leaf) is torch.nn.Parameter and leaf.is_cpu else None
 
     def _look(self) -> tuple[int, int]:
         leaf = self._witness()

@@ -95,12 +95,19 @@ def _layers_given_examples_first(graph: LossGraph) -> Iterator[tuple[Any, Node]]
 
 
 def takes_last(graph: LossGraph, made: Node) -> bool:
-    """Whether the last element of the second dimension of a result is taken, as the last step of a sequence is."""
-    return any(
-        graph.value_of(graph.nodes[node.behind[0]]) in (made, graph.value_of(made))
+    """Whether only the last element of the second dimension of a result is used, as the last step of a sequence is.
+
+    If the second dimension were that of the examples, the results of all others would be computed in vain.
+    """
+    values = {id(made), id(graph.value_of(made))}
+    users = [
+        node
         for node in graph.nodes
-        if node.last_of == 1 and node.behind
-    )
+        if id(node) not in values
+        and any(id(graph.value_of(graph.nodes[number])) in values for number in node.behind)
+        and id(graph.value_of(node)) not in values
+    ]
+    return bool(users) and all(node.last_of == 1 for node in users)
 
 
 def rows(graph: LossGraph) -> int | None:

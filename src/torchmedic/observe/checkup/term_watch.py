@@ -103,7 +103,8 @@ class TermWatch:
         elif known.owned != owned:
             known.step_begins(owned)
         elif not known.is_used:
-            self._suspect = self._suspect or self._foreign
+            known.turn_ended()
+            self._suspect = self._suspect or (None if known.is_used else self._foreign)
 
 
 def _is_rootless(graph: LossGraph) -> bool:

@@ -51,6 +51,7 @@ class Unreached:
         self.thawed: set[int] = set()  # identities of those that are to be trained only from some step on
         self.steps = 0
         self.over = False  # judged
+        self.held: list[Any] = []  # findings that the end of the run may still refute
         self.has_backward = False  # some loss went backward since cuts are watched; without any, nothing is cut off
         self.has_whole = False  # the parameters without a gradient are all those of some optimizer
         self._seen: set[int] = set()
@@ -64,7 +65,7 @@ class Unreached:
     @property
     def is_open(self) -> bool:
         """Whether some parameters have no gradient, and nothing was said of them yet."""
-        return bool(self.missing) and not self.over
+        return bool(self.missing) and (not self.over or bool(self.held))
 
     def knows(self, optimizer: Any) -> bool:
         return self.over or id(optimizer) in self._seen
@@ -78,6 +79,8 @@ class Unreached:
             self.cuts.disarm()
         elif self.cuts.armed and not self._is_lacking:
             self.cuts.turn_ended()
+        if self.held and not all(map(_is_missing, self.missing)):
+            self.held.clear()  # their turn has come
         if self.over:
             return
         if id(optimizer) not in self._seen:
@@ -122,7 +125,9 @@ class Unreached:
         return self._is_lacking or self._turns >= _MAX_TURNS
 
     def is_due(self, *, at_end: bool = False) -> bool:
-        """Whether there is enough to be judged; once."""
+        """Whether there is enough to be judged; once, and again at the end where it was not sure."""
+        if at_end and self.held:
+            return True
         wanted = _MIN_STEPS_AT_END if at_end else _MIN_STEPS_OF_WHOLE if self.has_whole else _MIN_STEPS
         if self.over or not self.missing or not self.has_backward or self.steps < wanted:
             return False

@@ -125,17 +125,18 @@ class Walk:
             name = type(value).__name__
             self._pending.append(Visit(value, name, name, 0, "", 0))
         pending, seen = self._pending, self._seen
-        while pending and len(seen) < most:
-            visit = pending.popleft()
-            kind = type(visit.value)
-            if kind in _PLAIN:
-                continue
-            if id(visit.value) in seen:
-                self._share(visit)
-                continue
-            seen.add(id(visit.value))
-            with contextlib.suppress(Exception):  # an object of the user that raises when it is inspected
-                self._visit(visit, kind)
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass of the user's sees nothing of this
+            while pending and len(seen) < most:
+                visit = pending.popleft()
+                kind = type(visit.value)
+                if kind in _PLAIN:
+                    continue
+                if id(visit.value) in seen:
+                    self._share(visit)
+                    continue
+                seen.add(id(visit.value))
+                with contextlib.suppress(Exception):  # an object of the user that raises when it is inspected
+                    self._visit(visit, kind)
         whole = not pending
         pending.clear()
         self._nodes.clear()

@@ -52,6 +52,7 @@ class Habits(Numbering):
         self.optimizers: dict[int, Watched] = {}
         self.metrics: dict[int, list[float]] = {}  # by the number of a schedule: what it was given to compare
         self.epochs_of_schedules: dict[int, int] = {}  # by number: the epoch in which it was judged first
+        self.held: dict[int, Any] = {}  # by the identity of an optimizer: what is judged at the end of the run
         self.reach = Reach()
         self.growth = GraphGrowth()
         self.evaluation = Evaluation()
@@ -166,7 +167,7 @@ class Habits(Numbering):
         self.events.append(Event(kind, who, site, place, states, self.steps, fact))
         for watched in self.optimizers.values():
             if not watched.overwrites.is_over:
-                watched.overwrites.event(place)
+                watched.overwrites.event(place, is_forward=kind == "forward")
         if len(self.events) >= _MAX_EVENTS:
             self.listening = False
             self._sleep()

@@ -52,19 +52,23 @@ class Overwrites:
         self._cycles = 0
         self._full: list[tuple[float, bool]] = []
         self._tensors: list[weakref.ref[torch.Tensor]] = []  # with a gradient in the first update
-        self._sample: tuple[Any, ...] = ()  # of the weights after the last update
+        self._sample: tuple[Any, ...] = ()  # of the weights at the last look
+        self._after: tuple[Any, ...] = ()  # the same, after the last update
         self._weights: list[torch.Tensor] = []  # before the last update
         self._updated: list[torch.Tensor] = []  # after the last update
         self._last = NOWHERE  # the event before the present one
         self._between = (NOWHERE, NOWHERE)
+        self._is_used = False  # a model was called with the weights of an update before they were written to
 
-    def event(self, place: Place) -> None:
+    def event(self, place: Place, *, is_forward: bool = False) -> None:
         """Note an event of the loop, and whether somebody wrote to the weights before it."""
         if self._updated:
             now = self._look()
             if now != self._sample:
                 self._between = (self._last, place)
                 self._sample = now
+            elif is_forward and self._sample == self._after:
+                self._is_used = True
         self._last = place if place.line else self._last
 
     def step_begins(self, optimizer: Any) -> None:
@@ -84,7 +88,7 @@ class Overwrites:
             self.is_over = not self._weights
 
     def step_ended(self) -> None:
-        self._sample = self._look()
+        self._sample = self._after = self._look()
         self._updated = self._copies() if self._weights else []
 
     @torch.no_grad()
@@ -121,8 +125,8 @@ class Overwrites:
         """Compare all weights before and after the last update with their values before this update."""
         cycle = _undone(self._weights, self._updated, self._living())
         self._weights, self._updated = [], []
-        if cycle is None:
-            self.is_over = True
+        if cycle is None or (cycle[1] and self._is_used):
+            self.is_over = True  # a new network for each task, which is judged after one update
             return
         self._full.append(cycle)
         if len(self._full) >= _MIN_FULL:
@@ -142,14 +146,16 @@ def _undone(
 ) -> tuple[float, bool] | None:
     """The share of the update that matrices keep, and whether any is new; None where one keeps more.
 
-    A matrix that nobody has written to has no part in this: the rest may be those of one of several networks.
+    A matrix that nobody has written to has no part in this: the rest may be those of one of several networks. But it
+    learns, also where other matrices are new ones for each task on purpose.
     """
     if not len(before) == len(updated) == len(now):
         return None
-    shares, is_new = [], False
+    shares, is_new, learns = [], False, False
     for old, new, present in zip(before, updated, now, strict=True):
         update = float((new - old).norm()) if present.dim() > 1 else 0.0
         if not update > 0 or (new.shape == present.shape and torch.equal(new, present)):
+            learns = learns or update > 0
             continue
         share = float((present - old).norm()) / update if old.shape == present.shape else math.inf
         if share == 0:
@@ -164,7 +170,8 @@ def _undone(
             is_new = True
         else:
             return None
-    return (max(shares, default=0.0), is_new) if shares or is_new else None
+    is_undone = bool(shares) or is_new
+    return (max(shares, default=0.0), is_new) if is_undone and not (is_new and learns) else None
 
 
 def _likeness(first: torch.Tensor, second: torch.Tensor) -> float:
