@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import clean_environment, run_plain
+from running import clean_environment
 
 from torchmedic.cli import main
 from torchmedic.fit.fake_device import why_not
@@ -202,6 +202,7 @@ SCRIPTS = {
 
 FOLLOW = """
 import json
+import sys
 import warnings
 from pathlib import Path
 
@@ -214,7 +215,7 @@ from torchmedic.records.fit import KINDS
 warnings.simplefilter("ignore")
 found = {}
 card = find_card("H200")
-for path in PATHS:
+for path in sys.argv[1:]:
     trace = Trials(Path(path), (), card, 100).run(Change())
     need = need_of(trace, card)
     totals = {}
@@ -231,18 +232,24 @@ print(json.dumps(found))
 
 
 def follow(folder: Path, scripts: dict[str, str]) -> dict[str, Any]:
-    """Run scripts on a pretended card."""
+    """Run scripts on a pretended card, all from one process that imports torch once."""
     for name, source in scripts.items():
         (folder / f"{name}.py").write_text(source)
-    done = run_plain(folder, f"PATHS = {[str(folder / f'{name}.py') for name in scripts]}\n{FOLLOW}", name="follow.py")
+    done = subprocess.run(
+        [sys.executable, "-c", FOLLOW, *(str(folder / f"{name}.py") for name in scripts)],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def followed(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = follow(folder, {name: SCRIPTS[name]})[name]
-    return found
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return follow(tmp_path_factory.mktemp("fit"), SCRIPTS)
 
 
 def weights(*counts: int) -> int:
@@ -253,8 +260,8 @@ MLP = weights(100 * 2000, 2000, 2000 * 10, 10)
 
 
 @pytest.mark.parametrize("name", ["plain", "host"])
-def test_a_plain_loop_to_the_byte(tmp_path: Path, name: str) -> None:
-    found = followed(tmp_path, name)
+def test_a_plain_loop_to_the_byte(followed: dict[str, Any], name: str) -> None:
+    found = followed[name]
     assert (found["error"], found["steps"]) == ("", 2)
     rows = found["rows"]
     assert rows["parameters"] == MLP
@@ -263,8 +270,8 @@ def test_a_plain_loop_to_the_byte(tmp_path: Path, name: str) -> None:
     assert sum(rows.values()) == found["need"]
 
 
-def test_a_trainer_with_a_loader_and_an_optimizer_from_before_the_move(tmp_path: Path) -> None:
-    found = followed(tmp_path, "trainer")
+def test_a_trainer_with_a_loader_and_an_optimizer_from_before_the_move(followed: dict[str, Any]) -> None:
+    found = followed["trainer"]
     assert (found["error"], found["steps"]) == ("", 2)
     parameters = weights(32 * 3 * 9, 32, 32, 32, 32 * 30 * 30 * 10, 10)
     assert found["rows"]["parameters"] == parameters
@@ -272,40 +279,39 @@ def test_a_trainer_with_a_loader_and_an_optimizer_from_before_the_move(tmp_path:
     assert found["batch"] == [[128, 3, 32, 32], [128]]
 
 
-def test_mixed_precision_with_a_scaler_and_a_fused_optimizer(tmp_path: Path) -> None:
-    found = followed(tmp_path, "amp")
+def test_mixed_precision_with_a_scaler_and_a_fused_optimizer(followed: dict[str, Any]) -> None:
+    found = followed["amp"]
     assert (found["error"], found["steps"], found["half"]) == ("", 2, True)
     layer = weights(3 * 128 * 128, 3 * 128, 128 * 128, 128, 128 * 512, 512, 512 * 128, 128, 4 * 128)
     assert found["rows"]["parameters"] == 3 * layer
     assert found["made"]["optimizer state"] == 2 * 3 * layer + 3 * 12 * 4  # and a count of steps per parameter
 
 
-def test_a_recurrent_layer(tmp_path: Path) -> None:
-    found = followed(tmp_path, "lstm")
+def test_a_recurrent_layer(followed: dict[str, Any]) -> None:
+    found = followed["lstm"]
     assert (found["error"], found["steps"]) == ("", 2)
     recurrent = weights(4 * 128 * 64, 4 * 128 * 128, 8 * 128, 4 * 128 * 128, 4 * 128 * 128, 8 * 128)
     assert found["made"]["parameters"] == recurrent + weights(1000 * 64, 128 * 1000, 1000)
     assert found["rows"]["activations"] >= 32 * 20 * 128 * 11 * 4  # the reserve of cuDNN
 
 
-def test_traps_of_fake_tensors(tmp_path: Path) -> None:
-    found = followed(tmp_path, "traps")
+def test_traps_of_fake_tensors(followed: dict[str, Any], tmp_path: Path) -> None:
+    found = followed["traps"]
     assert (found["error"], found["steps"]) == ("", 4)
     assert found["rows"]["parameters"] == 2 * weights(500 * 64) + weights(500, 1)  # tied weights count once
     assert any("upper bound" in note for note in found["notes"])
 
 
-def test_buffers_of_a_script_without_a_device_and_a_loss_of_sequences(tmp_path: Path) -> None:
-    found = followed(tmp_path, "codebook")
+def test_buffers_of_a_script_without_a_device_and_a_loss_of_sequences(followed: dict[str, Any]) -> None:
+    found = followed["codebook"]
     assert (found["error"], found["steps"]) == ("", 2)
     assert found["rows"]["buffers"] == weights(64 * 32)
 
 
-def test_why_a_script_cannot_be_followed(tmp_path: Path) -> None:
-    found = follow(tmp_path, {name: SCRIPTS[name] for name in ("no_step", "broken")})
-    assert found["no_step"]["error"] == "there is no training step: no optimizer of torch.optim stepped"
-    assert found["broken"]["error"].startswith("RuntimeError at ")
-    assert "broken.py:3: " in found["broken"]["error"]
+def test_why_a_script_cannot_be_followed(followed: dict[str, Any]) -> None:
+    assert followed["no_step"]["error"] == "there is no training step: no optimizer of torch.optim stepped"
+    assert followed["broken"]["error"].startswith("RuntimeError at ")
+    assert "broken.py:3: " in followed["broken"]["error"]
 
 
 @pytest.mark.slow
