@@ -64,10 +64,12 @@ def test_the_name_that_is_used_decides(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(named_numbers, "loaded_files", lambda: [file])
     use = place("cause", file, 4, "used here")
-    assert [(each.role, each.line) for each in set_and_used(8.5, use, "")] == [("cause", 3), ("origin", 4)]
+    assert [(each.role, each.line) for each in set_and_used(8.5, use, "")] == [("cause", 4), ("origin", 3)]
+    blamed = set_and_used(8.5, use, "", blames_name=True)
+    assert [(each.role, each.line) for each in blamed] == [("cause", 3), ("origin", 4)]
     spelled = place("cause", file, 5, "used here")
     assert set_and_used(0.5, spelled, "") == (spelled,)  # nothing else is looked for
-    assert [each.line for each in set_and_used(4.0, place("cause", file, 7, "used here"), "")] == [6, 7]
+    assert [each.line for each in set_and_used(4.0, place("cause", file, 7, "used here"), "")] == [7, 6]
 
 
 def test_the_line_that_has_a_schedule_advance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

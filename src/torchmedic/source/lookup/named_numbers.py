@@ -19,8 +19,10 @@ DECAY = ("decay", "wd")
 ANY = ("",)
 
 
-def set_and_used(value: float, use: Location | None, label: str, names: tuple[str, ...] = RATE) -> tuple[Location, ...]:
-    """Where the user's files give a number its name, as the cause, and where it is used; only the use if not known.
+def set_and_used(
+    value: float, use: Location | None, label: str, names: tuple[str, ...] = RATE, *, blames_name: bool = False
+) -> tuple[Location, ...]:
+    """The line that uses a number, as the cause, and where the user's files give the number its name, if known.
 
     A number that no line spells out may be computed: `lr = base_lr * batch_size / 256`.
 
@@ -29,6 +31,7 @@ def set_and_used(value: float, use: Location | None, label: str, names: tuple[st
         use: The line that uses it. Where the line spells the number out, nothing else is looked for.
         label: What to say of the line with the name.
         names: What the name may be.
+        blames_name: Whether the line with the name is the cause.
     """
     statement = _statement_at(use)
     is_spelled_out = statement is not None and any(is_number(node, value) for node in ast.walk(statement))
@@ -36,7 +39,8 @@ def set_and_used(value: float, use: Location | None, label: str, names: tuple[st
     named = node_location("cause", *found, label) if found is not None else None
     if named is None or use is None or (named.file, named.line) == (use.file, use.line):
         return tuple(each for each in (use or named,) if each is not None)
-    return named, msgspec.structs.replace(use, role="origin")
+    cause, origin = (named, use) if blames_name else (use, named)
+    return cause, msgspec.structs.replace(origin, role="origin")
 
 
 def _computed_at(statement: ast.stmt | None, names: tuple[str, ...]) -> tuple[str, ast.AST] | None:

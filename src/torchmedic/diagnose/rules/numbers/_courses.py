@@ -108,7 +108,7 @@ def rate_location(evidence: NumbersEvidence, optimizer: Any, rate: float, group:
 def locate_factor(draft: Draft, spot: Spot, label: str, factor: float) -> None:
     """The line of a factor, where the script gives the factor a name, is the cause; else the product is."""
     product, factor = spot.location("cause", label), float(f"{factor:.4g}")
-    draft.at(*set_and_used(factor, product, f"the factor is {factor:.6g}", ANY))
+    draft.at(*set_and_used(factor, product, f"the factor is {factor:.6g}", ANY, blames_name=True))
 
 
 class LossGrowth(NamedTuple):
