@@ -73,7 +73,7 @@ def _trained_in_eval(habits: Habits) -> Iterator[LoopIncident]:
         )
         if not calls_of_eval or not validated:
             continue  # nothing was evaluated: it may be frozen on purpose from here on
-        before = habits.events[habits.events.index(calls[0][1]) : habits.events.index(calls[switch][1])]
+        before = habits.events[habits.events.index(calls[0][1]) : habits.events.index(calls[switch][0])]
         if any(event.kind == "eval" and event.who == who for event in before):
             continue  # the script switches back after an evaluation: now it does not, on purpose
         yield TrainingInEvalMode(
