@@ -10,7 +10,8 @@ import sys
 import msgspec
 
 from torchmedic.diagnose import registry
-from torchmedic.diagnose.rules.hangs import long_work, waits_for_collective
+from torchmedic.diagnose.rules.hangs import waits_for_collective
+from torchmedic.diagnose.rules.hangs.slow import long_work
 from torchmedic.errors import UsageError
 from torchmedic.records import Diagnosis, Outcome, Report
 from torchmedic.records.process import ProcessView
