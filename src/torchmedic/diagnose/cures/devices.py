@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.cures.edits import called, rewritten, statement_at, whole
@@ -40,8 +41,16 @@ def explained(failure: StepFailure, split: Split, strays: list[Stray]) -> tuple[
             if treated is not None:
                 return reason, treated
     with contextlib.suppress(RuntimeError):
-        return first, _by_move(failure.step, split, strays[0])
+        if (moved := _by_move(failure.step, split, strays[0])) is not None:
+            return _not_blamed(first), moved
     return first, None
+
+
+def _not_blamed(reason: Reason | None) -> Reason | None:
+    """A reason whose own cure did not pass: the line to change is the use."""
+    if reason is None or reason.place is None:
+        return reason
+    return msgspec.structs.replace(reason, place=msgspec.structs.replace(reason.place, role="origin"))
 
 
 def _by_reason(step: Step, split: Split, stray: Stray, reason: Reason) -> Treatment | None:

@@ -105,8 +105,8 @@ class Trace(TorchDispatchMode):
         return found
 
     def copies_of(self, tensors: list[torch.Tensor], device: torch.device) -> list[Spot]:
-        """Where tensors that were there before the step were copied to another device."""
-        wanted = {storage_of(tensor) for tensor in tensors}
+        """Where tensors, or what the failing operation was given on their device, were copied to another device."""
+        wanted = {storage_of(tensor) for tensor in (*tensors, *self.failed) if tensor.device == device}
         return [
             made.spot
             for made, result in self._copies

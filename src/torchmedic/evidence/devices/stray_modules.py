@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
 
 from torchmedic.evidence.devices.strays import DEPTH, Reason, Stray, items_of
@@ -33,7 +34,7 @@ def attribute(stray: Stray) -> Reason | None:
                 advice=f'register it: `self.register_buffer("{name}", ...)`'
                 if direct
                 else f"register the tensors in `{name}` one by one with `self.register_buffer`",
-                place=node_location("origin", *made[0], label) if made else None,
+                place=node_location("cause", *made[0], label) if made else None,
                 file=made[0][0] if made else "",
                 nodes=(made[0][1],) if len(made) == 1 else (),
                 owner=module,
@@ -55,7 +56,7 @@ def of_the_class(stray: Stray) -> Reason | None:
                         fact=f"`{kind.__name__}.{name}` belongs to the class: `.to()` moves what is registered",
                         advice=f'register it in `__init__`: `self.register_buffer("{name}", ...)`',
                         place=node_location(
-                            "origin", found[0], statement, "a tensor of the class, which is never moved"
+                            "cause", found[0], statement, "a tensor of the class, which is never moved"
                         ),
                     )
     return None
@@ -92,7 +93,7 @@ def unregistered_layer(stray: Stray) -> Reason | None:
                 kind="layers",
                 fact=f"`{type(module).__name__}.{name}` is a plain {type(value).__name__}, so its layers are not moved",
                 advice=f"hold the layers in an `nn.{kind}`; an optimizer does not see them otherwise either",
-                place=node_location("origin", *made[0], "the model does not know of layers in a plain container")
+                place=node_location("cause", *made[0], "the model does not know of layers in a plain container")
                 if made
                 else None,
                 file=made[0][0] if made else "",
@@ -130,7 +131,7 @@ def late_module(stray: Stray) -> Reason | None:
             fact=f"`{path}` is on {stray.device}, all else of `{type(root).__name__}` on {stray.split.home}: "
             "it was put in after the model was moved",
             advice=f"move the model after `{path}` is put in",
-            place=node_location("origin", *put, f"put in on {stray.device}, after the move") if put else None,
+            place=node_location("cause", *put, f"put in on {stray.device}, after the move") if put else None,
             file=put[0] if put else "",
             module=layer,
         )
@@ -182,7 +183,7 @@ def other_module(stray: Stray) -> Reason | None:
                 kind="module",
                 fact=f"all that `{name}` (`{type(value).__name__}`) holds is on {stray.device}: it was never moved",
                 advice=f"move it as well: `{name}.to({str(split.home)!r})`",
-                place=place,
+                place=msgspec.structs.replace(place, role="cause") if place is not None else None,
                 module=value,
                 name=name,
             )

@@ -71,7 +71,7 @@ def _made_on(stray: Stray, name: str, file: str, calls: list[Any], words: Words)
         kind="made",
         fact=fact,
         advice=advice,
-        place=node_location("origin", file, call, f"made on {stray.device}"),
+        place=node_location("cause", file, call, f"made on {stray.device}"),
         file=file,
         nodes=tuple(calls),
         words=words,
@@ -94,7 +94,7 @@ def _taken_off(stray: Stray) -> Reason | None:
             kind="taken off",
             fact=f"`{text}` brings it to {stray.device}",
             advice=f"leave it on {stray.split.home}: do without `{text}` there",
-            place=node_location("origin", spot.file, found[0], f"brought to {stray.device} here"),
+            place=node_location("cause", spot.file, found[0], f"brought to {stray.device} here"),
             file=spot.file,
             nodes=(found[0],),
         )
@@ -109,7 +109,7 @@ def _lost_move(stray: Stray) -> Reason | None:
             kind="dropped",
             fact=f"`{text}` moves nothing: for a tensor it returns a copy, which is dropped",
             advice=f"keep the result: `{ast.unparse(statement.value.func.value)} = {text}`",  # type: ignore[attr-defined]
-            place=node_location("origin", file, statement, "the moved copy is dropped here"),
+            place=node_location("cause", file, statement, "the moved copy is dropped here"),
             file=file,
             nodes=(statement,),
         )

@@ -34,7 +34,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     fact: str
     advice: str
-    place: Location | None = None
+    place: Location | None = None  # its role is `cause` where a person would change this line, and not the use
     file: str = ""
     nodes: tuple[ast.AST, ...] = ()  # the calls, or the statement, that made it so
     owner: Any = None  # whose attribute it is

@@ -63,11 +63,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         f"{others[0].shown} on {others[0].device}"
     )
     draft.cause = listed([each.words for each in (stray, *others)], 3)
-    draft.at(*evidence.at_user_line("cause", f"{stray.device} meets {others[0].device}"))
     reason, treated = explained(failure, split, strays_of(evidence, split, failure))
     if reason is not None:
         draft.at(reason.place)
         draft.because(reason.fact)
+    blamed = reason is not None and reason.place is not None and reason.place.role == "cause"
+    label = f"{stray.device} meets {others[0].device}"
+    draft.at(*evidence.at_user_line("surfaced" if blamed else "cause", label))
     draft.treat(treated)
     if treated is None:
         fallback = f"move {stray.shown} to {others[0].device} before it is used"
