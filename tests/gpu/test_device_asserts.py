@@ -38,3 +38,31 @@ def test_the_line_is_named(runs: dict[tuple[str, str], Finished], pair: tuple[st
     assert diagnosis.cause_location.line == marked_line(program(*pair)), finished.stderr
     assert diagnosis.grade == "proven", finished.stderr
     assert any("the device's own words" in fact for fact in diagnosis.evidence), finished.stderr
+
+
+POLICY = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+policy = nn.Linear(4, 3).cuda()
+optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+for episode in range(4):
+    chances = policy(torch.randn(2, 4, device="cuda")).softmax(-1)
+    actions = torch.multinomial(chances, 1)
+    rewards = torch.ones(2, 1, device="cuda")
+    scores = (rewards - rewards.mean()) / rewards.std()  # <- cause
+    loss = -(chances.gather(1, actions).log() * scores).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_check_that_fails_for_nan_weights_is_an_echo(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(POLICY)
+
+    finished = torchmedic(tmp_path, "train.py", timeout=240)
+
+    assert finished.returncode == 1
+    assert (finished.only.code, finished.only.cause_location.line) == ("TM201", marked_line(POLICY)), finished.stderr

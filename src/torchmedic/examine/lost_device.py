@@ -21,6 +21,8 @@ from torchmedic.records import Diagnosis, Grade, Treatment
 from torchmedic.repro import recorder
 from torchmedic.runfolder.files import release, write_diagnosis
 
+_CHECKS_OF_NUMBERS = frozenset({"multinomial", "bernoulli", "bce"})  # families of kernels
+
 
 def explain_noticed_loss(error: BaseException, frame: FrameType, agent: ProcessContext) -> None:
     """A device was found dead before the user's own code came to notice it."""
@@ -44,10 +46,18 @@ def explain_loss(
     with LostDevice(incident, fault, batches, frame) as lost:
         lost.replay()
         diagnosis, evidence = _diagnosed(lost)
+        if diagnosis.grade != "proven" and not agent.finite.on and _nan_fails(lost):
+            folder.events.write("echo", code=diagnosis.code, step=incident.step)
+            return  # the weights are NaN since a step that has been explained
         number = write_diagnosis(folder.path, diagnosis)
         recording = recorder.of_exception(evidence, diagnosis, agent) if evidence is not None else None
         if recording is not None:
             recording.write(folder.path, number)
+
+
+def _nan_fails(lost: LostDevice) -> bool:
+    """Whether the check of the kernel is one that NaN does not pass."""
+    return any(said.family in _CHECKS_OF_NUMBERS for said in lost.words)
 
 
 def _diagnosed(lost: LostDevice) -> tuple[Diagnosis, ShadowEvidence | None]:

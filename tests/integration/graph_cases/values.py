@@ -183,8 +183,8 @@ def case_159_index():
 
 def case_160_linear():
     m = nn.Linear(3, 2)
-    x = torch.from_numpy(np.random.rand(4, 3))
-    m(x)  # <- TM160
+    x = torch.from_numpy(np.random.rand(4, 3))  # <- TM160
+    m(x)
 
 
 def case_160_numpy():
@@ -193,14 +193,14 @@ def case_160_numpy():
 
 def case_160_conv():
     m = nn.Conv2d(3, 2, 3)
-    x = torch.from_numpy(np.random.rand(4, 3, 5, 5))
-    m(x)  # <- TM160
+    x = torch.from_numpy(np.random.rand(4, 3, 5, 5))  # <- TM160
+    m(x)
 
 
 def case_160_uint8():
     m = nn.Conv2d(3, 2, 3)
-    x = torch.zeros(4, 3, 5, 5, dtype=torch.uint8)
-    m(x)  # <- TM160
+    x = torch.zeros(4, 3, 5, 5, dtype=torch.uint8)  # <- TM160
+    m(x)
 
 
 def case_160_half():
@@ -210,14 +210,14 @@ def case_160_half():
 
 def case_160_matmul():
     a = torch.rand(3, 3)
-    b = torch.rand(3, 3).double()
-    a @ b  # <- TM160
+    b = torch.rand(3, 3).double()  # <- TM160
+    a @ b
 
 
 def case_160_intmat():
     a = torch.rand(3, 3)
-    b = torch.ones(3, 3).long()
-    a @ b  # <- TM160
+    b = torch.ones(3, 3).long()  # <- TM160
+    a @ b
 
 
 def case_160_lstm():
@@ -232,14 +232,14 @@ def case_160_emb():
 
 def case_160_index():
     x = torch.rand(5)
-    i = torch.tensor([0.0, 1.0])
-    x[i]  # <- TM160
+    i = torch.tensor([0.0, 1.0])  # <- TM160
+    x[i]
 
 
 def case_160_gather():
     x = torch.rand(5, 3)
-    i = torch.zeros(5, 1)
-    x.gather(1, i)  # <- TM160
+    i = torch.zeros(5, 1)  # <- TM160
+    x.gather(1, i)
 
 
 def case_160_onehot():
@@ -247,8 +247,8 @@ def case_160_onehot():
 
 
 def case_160_mean():
-    x = torch.arange(5)
-    x.mean()  # <- TM160
+    x = torch.arange(5)  # <- TM160
+    x.mean()
 
 
 def case_160_inplace():
@@ -257,8 +257,8 @@ def case_160_inplace():
 
 
 def case_160_inplace2():
-    c = torch.zeros(3).long()
-    c.add_(0.5)  # <- TM160
+    c = torch.zeros(3).long()  # <- TM160
+    c.add_(0.5)
 
 
 def case_160_softmax():

@@ -1,4 +1,4 @@
-"""Where a tensor that lies on the wrong device was made: the failing step run once more, every new tensor noted.
+"""Where a tensor of the wrong device or dtype was made: the failing step run once more, every new tensor noted.
 
 Syntax shows only the last assignment. The replay also sees what a helper, another file or a method made, and which
 expressions for the right device were at hand there.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -23,7 +23,16 @@ from torchmedic.replay.trace.operations import dense, storage_of
 from torchmedic.source.spots import spot_of_frame
 from torchmedic.source.user_code import user_frame
 
+Trait = Literal["device", "dtype"]  # of a tensor, which is wrong
 Words = tuple[tuple[str, torch.device], ...]  # expressions for devices, in the order in which they are good names
+
+
+class Given(NamedTuple):
+    """A storage that an operation was given."""
+
+    key: int
+    device: torch.device
+    dtype: torch.dtype
 
 
 class Made(NamedTuple):
@@ -31,7 +40,7 @@ class Made(NamedTuple):
 
     op: str
     spot: Spot | None
-    inputs: tuple[tuple[int, torch.device], ...]
+    inputs: tuple[Given, ...]
     words: Words  # where nothing was put in
 
 
@@ -40,7 +49,7 @@ class Birth(NamedTuple):
 
     made: Made | None
     leaf: torch.Tensor | None = None
-    moved: bool = False  # taken from another device by that operation
+    moved: bool = False  # taken from another device or dtype by that operation
 
 
 class Trace(TorchDispatchMode):
@@ -60,7 +69,7 @@ class Trace(TorchDispatchMode):
         for tensor in given:
             key = storage_of(tensor)
             if key is not None:
-                inputs.append((key, tensor.device))
+                inputs.append(Given(key, tensor.device, tensor.dtype))
                 if key not in self._made and not func._schema.name.startswith("aten::lift"):
                     self._given.setdefault(key, tensor)
         try:
@@ -71,7 +80,7 @@ class Trace(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name.startswith("lift"):
             inputs = []  # `torch.tensor` shows what it has made to the modes that look on
-        known = {key for key, _ in inputs}
+        known = {each.key for each in inputs}
         for tensor in tree_iter(result):
             key = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
             if key is None or key in known or key in self._alive:
@@ -85,9 +94,10 @@ class Trace(TorchDispatchMode):
                 self._copies.append((made, tensor.device))
         return result
 
-    def births_of(self, tensor: torch.Tensor) -> list[Birth]:
-        """Where the failing operation's inputs on the stray tensor's device come from, the nearest first."""
-        given = [other for other in self.failed if other.device == tensor.device and (other.dim() or not tensor.dim())]
+    def births_of(self, tensor: torch.Tensor, trait: Trait = "device") -> list[Birth]:
+        """Where the inputs of the failing operation that share a trait with a tensor got it, the nearest first."""
+        wrong = getattr(tensor, trait)
+        given = [other for other in self.failed if getattr(other, trait) == wrong and (other.dim() or not tensor.dim())]
         keys = [key for each in given if (key := storage_of(each)) is not None]
         found: list[Birth] = []
         seen = set(keys)
@@ -97,7 +107,7 @@ class Trace(TorchDispatchMode):
             if made is None:
                 found.append(Birth(None, self._given.get(at, tensor)))
                 continue
-            same = [key for key, device in made.inputs if device == tensor.device]
+            same = [each.key for each in made.inputs if getattr(each, trait) == wrong]
             if not same:
                 found.append(Birth(made, moved=bool(made.inputs)))
             keys += [key for key in same if key not in seen]
@@ -110,7 +120,7 @@ class Trace(TorchDispatchMode):
         return [
             made.spot
             for made, result in self._copies
-            if made.spot is not None and result != device and any(key in wanted for key, _ in made.inputs)
+            if made.spot is not None and result != device and any(each.key in wanted for each in made.inputs)
         ]
 
 
@@ -124,9 +134,11 @@ def replayed(step: Step, evidence: RaisedEvidence) -> Trace | None:
     if error is None or type(error) is not type(evidence.error) or str(error) != str(evidence.error):
         return None
     if not trace.failed:
-        # Torch looked at the devices before it called any operation.
-        again = split_of(RaisedEvidence(evidence.incident.with_error(error)))
-        trace.failed = tuple(placed.tensor for placed in again.tensors) if again is not None else ()
+        # Torch looked at devices and dtypes before it called any operation.
+        again = RaisedEvidence(evidence.incident.with_error(error))
+        split, call = split_of(again), again.call
+        given = call.tensors if call is not None else []
+        trace.failed = tuple(each.tensor for each in split.tensors) if split else tuple(each.value for each in given)
     return trace
 
 

@@ -26,7 +26,7 @@ FACTORIES = frozenset(
     "tensor as_tensor zeros ones empty full eye arange linspace logspace rand randn randint randperm normal "
     "scalar_tensor tril_indices triu_indices hann_window hamming_window".split()
 )
-_MAKERS = FACTORIES | {"from_numpy", "Tensor", "FloatTensor", "LongTensor", "frombuffer", "load"}
+MAKERS = FACTORIES | {"from_numpy", "Tensor", "FloatTensor", "LongTensor", "frombuffer", "load"}
 _MOVES = frozenset({"to", "cuda", "cpu"})
 _MAX_EXPLANATIONS = 4
 
@@ -147,7 +147,7 @@ def _made_without_device(stray: Stray) -> Reason | None:
         return None
     for call, name in calls:
         given = any(keyword.arg in ("device", None) for keyword in call.keywords)
-        if name in _MAKERS and not given:
+        if name in MAKERS and not given:
             file = origin.file if origin is not None else frame.file
             return _made_on(stray, name, file, [call], device_words(frame.live) if file == frame.file else ())
     return None

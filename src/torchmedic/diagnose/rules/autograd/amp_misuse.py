@@ -1,14 +1,16 @@
-"""The calls of a `GradScaler` are in the wrong order, or the weights have the wrong dtype.
+"""`GradScaler` is called in the wrong order, autocast refuses the loss, or the weights have the wrong dtype.
 
 What: `GradScaler` multiplies the loss so that small gradients do not underflow in float16, divides the gradients again
 before the update, and skips updates with overflows. Per update of the weights it requires, in this order:
 `scale(loss).backward()`, at most one `unscale_(optimizer)`, `step(optimizer)`, `update()`. The weights must be float32.
+Autocast on a GPU refuses `binary_cross_entropy`, whose gradient is too large for float16.
 
 Why: `unscale_` is called twice, `update()` is missing, the parameters of the optimizer have no gradients at all
 (`zero_grad()` after backward, other parameters, a loss that does not depend on them), or the model itself was cast to
 float16.
 
-Cure: keep the order; leave the weights in float32 and let autocast choose float16 for the operations.
+Cure: keep the order; leave the weights in float32 and let autocast choose float16 for the operations; pass raw scores
+to `binary_cross_entropy_with_logits`.
 """
 
 from __future__ import annotations
@@ -20,20 +22,46 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.words.tensors import built_here, dtype, made_here
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Location
 from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame, node_location
+from torchmedic.source.objects.graph import name_of
+from torchmedic.source.objects.parts import live_modules
 from torchmedic.source.syntax import calls_in
 from torchmedic.source.user_variables import user_trees
 
 
 @rule("TM119", "amp-misuse")
 def check(evidence: RaisedEvidence) -> Draft | None:
+    if evidence.says("unsafe to autocast"):
+        return _refused_loss(evidence)
     if not any(frame.file.endswith("grad_scaler.py") for frame in evidence.library_frames):
         return None
     return _repeated(evidence) or _no_gradients(evidence) or _low_precision(evidence)
+
+
+def _refused_loss(evidence: RaisedEvidence) -> Draft | None:
+    """Autocast lets no `binary_cross_entropy` pass: a score of 17 already gives the probability 1 in float16."""
+    call = next((call for call in evidence.calls if call.op == "binary_cross_entropy" and call.tensors), None)
+    if call is None:
+        return None
+    given = call.tensors[0].value
+    draft = check.draft(evidence, "proven")
+    draft.message = "autocast refuses `binary_cross_entropy`: its gradient is too large for float16"
+    draft.cause = f"the loss is called in an autocast region with probabilities of {dtype(given)}"
+    draft.at(*evidence.at_user_line("cause", "called under autocast"))
+    draft.at(made_here(evidence, given, "comes from"))
+    if given.grad_fn is None or not name_of(given.grad_fn).startswith("Sigmoid"):
+        return draft.help(
+            "compute the loss outside of autocast, from float32: `with torch.autocast(..., enabled=False)`"
+        )
+    layers = [module for module in live_modules() if type(module) is torch.nn.Sigmoid]
+    draft.at(built_here(evidence, layers[0], "leave this sigmoid out") if len(layers) == 1 else None)
+    draft.because("the probabilities are the result of a sigmoid")
+    return draft.help("leave the sigmoid out, and use `BCEWithLogitsLoss` or `binary_cross_entropy_with_logits`")
 
 
 def _repeated(evidence: RaisedEvidence) -> Draft | None:

@@ -6,8 +6,8 @@ Why: Adam keeps two numbers per parameter, in the dtype of the parameter, and cr
 forward and backward that just fit do not include this state, and at the time of the step all gradients and the last
 batch are still in memory.
 
-Cure: use a smaller batch, an optimizer with less state (SGD, Adafactor, 8-bit Adam), or distribute its state over
-several devices.
+Cure: use an optimizer with less state (SGD, Adafactor, 8-bit Adam), or distribute its state over several devices. A
+smaller batch helps only if activations and results of the step hold what the state needs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.source.live_frames import Frame
 
 _MIN_TIMES_STATE = 4
+_GROWS_WITH_BATCH = ("the batch", "saved activations", "held", "not traced")
 # Copies of each parameter that an optimizer keeps, by its class.
 _COPIES = {
     "Adam": 2,
@@ -72,7 +73,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     else:
         draft.at(step.location("cause", "the state is made here"), *noticed(autopsy))
     shown(draft, autopsy)
-    return draft.help(_advice(kind))
+    return draft.help(_advice(kind, autopsy, needed - there))
 
 
 def _reason(optimizer: Any) -> str:
@@ -159,8 +160,12 @@ def _is_first(optimizer: Any) -> bool:
     return bool(counts) and len(on_host) == len(counts) and all(float(each) <= 1 for each in on_host)
 
 
-def _advice(kind: str) -> str:
+def _advice(kind: str, autopsy: Autopsy, missing: int) -> str:
     if kind == "LBFGS":
         return "keep fewer of them (`history_size=10`), or use an optimizer with less state"
     other = "SGD or an 8-bit Adam" if kind.startswith(("Adam", "NAdam", "RAdam")) else "one with less state"
-    return f"use a smaller batch, or another optimizer ({other}); its state can be sharded over several devices"
+    advice = f"use another optimizer ({other}), or shard its state over several devices"
+    of_batch = sum(autopsy.book.total(heading) for heading in _GROWS_WITH_BATCH)
+    return (
+        f"use a smaller batch, or {advice[4:]}" if of_batch >= missing else f"{advice}: a smaller batch is not enough"
+    )

@@ -134,10 +134,17 @@ def _mixed(call: Call) -> Odd | None:
     tensors = [found for found in call.tensors if not _is_exempt(call, found)]
     if len({found.value.dtype for found in tensors}) < 2:
         return None
-    known = next((found for found in tensors if _is_parameter(found)), tensors[0])
+    known = max(tensors, key=_is_meant)
     odd = next(found for found in tensors if found.value.dtype != known.value.dtype)
     whose = "its weights are" if _is_parameter(known) else f"`{known.text}` is" if known.text else "the other is"
     return Odd(odd.value, dtype(known.value), _what(call), f"; {whose} {dtype(known.value)}", call)
+
+
+def _is_meant(found: Argument) -> tuple[bool, ...]:
+    """How likely the dtype of a tensor is what was meant, where several differ: the highest is."""
+    kind = found.value.dtype
+    trained = _is_parameter(found), found.value.requires_grad
+    return *trained, kind.is_floating_point, kind is torch.get_default_dtype()
 
 
 def _is_exempt(call: Call, found: Argument) -> bool:

@@ -19,18 +19,19 @@ import re
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.shapes._dtype_giver import giver_of
 from torchmedic.diagnose.rules.shapes._large_numbers import described, too_large
 from torchmedic.diagnose.rules.shapes._odd_dtype import Odd, odd_one
 from torchmedic.diagnose.words.tensors import (
     came_to_be,
     dtype,
-    items_become,
     layer_name,
     layer_of,
     origin_of_whole,
     shape,
 )
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Location
 
 _ABOUT_DTYPE = re.compile(
     r"dtype|scalar type|Input type \(.*\) and (bias|weight) type|not implemented for '|can't be cast|"
@@ -62,10 +63,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         else f"{name} was given {dtype(found.tensor)} where it takes {found.wanted}"
     )
     draft.cause = f"the tensor is {shape(found.tensor)} of {dtype(found.tensor)}{found.why}"
-    made, label = items_become(evidence, found.tensor), f"{dtype(found.tensor)}, not {found.wanted}"
+    made, label = giver_of(evidence, found.tensor), f"{dtype(found.tensor)}, not {found.wanted}"
     draft.at(made, *evidence.at_user_line("cause" if made is None else "surfaced", label))
-    if made is None:
-        _came_from(evidence, found, draft)
+    _came_from(evidence, found, draft, made)
     return draft.help(_advice(found))
 
 
@@ -74,11 +74,12 @@ def _from_torch(evidence: RaisedEvidence) -> bool:
     return any(call.tensors for call in evidence.calls) or evidence.says("ndarray") or evidence.says("Tensors")
 
 
-def _came_from(evidence: RaisedEvidence, found: Odd, draft: Draft) -> None:
+def _came_from(evidence: RaisedEvidence, found: Odd, draft: Draft, giver: Location | None) -> None:
     made = origin_of_whole(evidence, found.tensor)
     if made is None:
         return
-    draft.at(made.location("origin", came_to_be(made, f"becomes {dtype(found.tensor)}")))
+    if giver is None:
+        draft.at(made.location("origin", came_to_be(made, f"becomes {dtype(found.tensor)}")))
     words = ast.unparse(made.value) if made.value is not None else ""
     if found.tensor.dtype is torch.float64 and re.search(r"from_numpy|\bnp\.|numpy", words):
         draft.because("NumPy computes in float64 unless told otherwise, and torch keeps that")
