@@ -11,11 +11,13 @@ import torch
 
 from torchmedic.evidence.devices.strays import DEPTH, Reason, Stray, items_of
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.replay.trace.microscope import Spot
+from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.lookup.origins import attribute_assignments
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import FUNCTIONS, nodes_in
 
 
 def attribute(stray: Stray) -> Reason | None:
@@ -202,15 +204,21 @@ def _named_modules(frame: Frame) -> Iterator[tuple[str, torch.nn.Module]]:
             yield name, value
 
 
+def _is_in(frame: Frame, spot: Spot) -> bool:
+    """Whether a line belongs to the function of a frame. A replay runs it outside of the function."""
+    body = function_body(frame) if spot.file == frame.file else None
+    return isinstance(body, FUNCTIONS) and body.lineno <= spot.line <= (body.end_lineno or body.lineno)
+
+
 def model_left_behind(stray: Stray) -> Reason | None:
     """The batch was brought to a device, the model was not."""
     models = [root for root in roots(stray.evidence.frames) if any(True for _ in root.parameters())]
     if stray.split.home.type != "cpu" or not models or attribute(stray) is not None:
         return None
-    inside = {(frame.file, frame.function) for frame in stray.evidence.frames if frame.module is not None}
-    spots = [birth.made.spot for birth in stray.births if birth.made is not None]
-    if any(spot is not None and (spot.file, spot.function) in inside for spot in spots):
-        return None  # the model made it
+    inside = [frame for frame in stray.evidence.frames if frame.module is not None]
+    spots = [birth.made.spot for birth in stray.births if birth.made is not None and birth.made.spot is not None]
+    if not inside or any(_is_in(frame, spot) for frame in inside for spot in spots):
+        return None  # no module was called, or the model made it
     origin = stray.origin
     return Reason(
         kind="module",

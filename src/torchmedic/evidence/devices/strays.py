@@ -14,7 +14,6 @@ from torchmedic.evidence.devices.device_births import Birth, Trace, Words, repla
 from torchmedic.evidence.devices.placement import Placed, Split, split_between
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
-from torchmedic.replay.step.step import Step
 from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.bindings import ENTRY, assignments, binds, function_body, header, own_statements
 from torchmedic.source.live_frames import Frame
@@ -125,11 +124,10 @@ def split_in_replay(evidence: RaisedEvidence, failure: StepFailure) -> Split | N
     """What the failing operation is given in a replay: an operand that is a call cannot be read off the variables."""
     frame = evidence.user_frame
     call = raising_call(frame) if frame is not None else None
-    step = failure.step or _up_to_failure(evidence)
-    if frame is None or call is None or not call.whole or step is None:
+    trace = traced(evidence, failure) if frame is not None and call is not None and call.whole else None
+    if frame is None or call is None or trace is None:
         return None
-    trace = replayed(step, evidence)
-    given = trace.failed if trace is not None else ()
+    given = trace.failed
     operands = [each for each in call.flat() if each.value is UNKNOWN or each.tensor is not None]
     if len(operands) != len(given):
         return None  # not this operation, but one that it is made of
@@ -140,17 +138,17 @@ def split_in_replay(evidence: RaisedEvidence, failure: StepFailure) -> Split | N
     return split_between(evidence, frame, call, placed)
 
 
-def _up_to_failure(evidence: RaisedEvidence) -> Step | None:
-    """The statements up to the failure, for an evaluation, which never goes backward."""
+def traced(evidence: RaisedEvidence, failure: StepFailure) -> Trace | None:
+    """The births in a replay up to the failure, also where the frame never goes backward: an evaluation, a library."""
     try:
-        return evidence.failing_step()
+        return replayed(failure.step or evidence.failing_step(), evidence)
     except CannotCut:
         return None
 
 
 def strays_of(evidence: RaisedEvidence, split: Split, failure: StepFailure) -> list[Stray]:
     """The tensors that are left behind, followed through a replay of the step where there is one."""
-    trace = replayed(failure.step, evidence) if failure.step is not None else None
+    trace = traced(evidence, failure)
     return [Stray(evidence, split, placed, trace) for placed in split.strays]
 
 

@@ -8,8 +8,8 @@ import torch
 
 from torchmedic.diagnose.words.tensors import dtype, items_become, origin_of_whole
 from torchmedic.evidence.backward_failure import StepFailure
-from torchmedic.evidence.devices.device_births import replayed
 from torchmedic.evidence.devices.stray_reasons import MAKERS
+from torchmedic.evidence.devices.strays import traced
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.replay.step.trial import node_at
@@ -25,8 +25,7 @@ def giver_of(evidence: RaisedEvidence, tensor: torch.Tensor) -> Location | None:
 
 def _in_replay(evidence: RaisedEvidence, tensor: torch.Tensor) -> Location | None:
     """Found in a helper function, a method or another file, too."""
-    step = StepFailure(evidence).step
-    trace = replayed(step, evidence) if step is not None else None
+    trace = traced(evidence, StepFailure(evidence))
     births = trace.births_of(tensor, "dtype") if trace is not None else []
     made = births[0].made if len(births) == 1 else None
     found = node_at(made.spot) if made is not None and made.spot is not None else None
