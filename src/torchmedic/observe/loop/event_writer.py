@@ -32,7 +32,7 @@ from torchmedic.source.user_code import user_frame
 
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
-_MAX_TIMED = 12  # calls of `empty_cache` that are timed
+_TIMED = range(9, 21)  # calls of `empty_cache`; a step before them also pays for the check-up of the first steps
 _MAX_TARGETS = 6  # calls of backward whose targets are compared with suspicious labels
 _NORM_STEPS = 24  # in which the witness is also measured, on the CPU
 _LOOK_STEPS = frozenset({6, 12, 24, 40})  # since the ledger woke, at which the evidence is judged
@@ -173,7 +173,7 @@ class EventWriter(Habits):
     def cache_emptying(self, frame: FrameType) -> None:
         """The user gives cached memory back to the driver. What is measured is not how long the device was busy."""
         self._emptied += 1
-        if self._emptied <= _MAX_TIMED and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        if self._emptied in _TIMED and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
         began = perf_counter()
         self._add("empty cache", 0, frame)
@@ -182,7 +182,7 @@ class EventWriter(Habits):
     @contained("observe.habits")
     def cache_emptied(self) -> None:
         began, called = self._emptying
-        if self._emptied <= _MAX_TIMED:
+        if self._emptied in _TIMED:
             self._add("cache emptied", 0, None, EmptiedFact(began, perf_counter() - called))
 
     @contained("observe.habits")
