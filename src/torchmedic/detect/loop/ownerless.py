@@ -4,11 +4,12 @@ A layer without an optimizer is often meant: a backbone that is kept, a network 
 distillation. So all of this must hold: the layer still has the values of its constructor (nobody loaded, copied,
 initialised or updated it), and either gradients of trained layers of the same model pass through it on their way from
 the loss, as through a head, or the loop treats it as trained (`decoder.train()`), or two optimizers have the very same
-parameters, so that one of them was meant for this layer. A head beside modules that the optimizer was given one by one
-counts as a part of the same model. So does a decoder that is to give back what the model was given, or that has a table
-for tokens. So does a network with a term of the loss that reaches no parameter of an optimizer, as a critic beside an
-actor, and so do all layers of a model of which an optimizer has the biases only. A selection of single parameters by a
-condition and an optimizer that is built later keep this module silent.
+parameters, so that one of them was meant for this layer. A layer for classes behind a module that the optimizer was
+given counts as a part of the same model, and so does any head beside several such modules. So does a decoder that is to
+give back what the model was given, or that has a table for tokens. So does a network with a term of the loss that
+reaches no parameter of an optimizer, as a critic beside an actor, and so do all layers of a model of which an optimizer
+has the biases only. A selection of single parameters by a condition and an optimizer that is built later keep this
+module silent.
 """
 
 from __future__ import annotations
@@ -206,20 +207,23 @@ def _without_optimizer(
 
 
 def _beside(held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]) -> dict[str, nn.Module]:
-    """Heads that were left out of a list of whole modules: the optimizer has two modules or more of the same owner.
+    """Heads that were left out: a layer for classes, or a head beside two modules or more that the optimizer was given.
 
-    A network that only gives a loss is larger than a head, or stands in evaluation mode.
+    A network that only gives a loss is larger than a head, or stands in evaluation mode. A random layer that is meant
+    to stay as it is measures something else than classes, or has `requires_grad` off.
     """
     listed = [each for each in held if each.name and _is_owned(each.module, owned)]
     trained = sum(tensor.numel() for each in listed for tensor in each.module.parameters())
     has_all = {id(tensor) for each in listed for tensor in each.module.parameters()} >= owned
-    if len(listed) < _MIN_LISTED_MODULES or not has_all:
+    if not listed or not has_all:
         return {}
     found: dict[str, nn.Module] = {}
     for (module, _, file), layers in _without_optimizer(held, candidates, owned):
         is_small = sum(tensor.numel() for tensor in module.parameters()) < trained
+        is_classifier = type(module) in _KINDS and candidates[id(module.weight)].classifies
+        is_left_out = len(listed) >= _MIN_LISTED_MODULES or is_classifier
         is_head = module.training and is_small and any(each.file == file for each in listed)
-        if is_head and all(candidates[id(layer.weight)].is_between for layer in layers.values()):
+        if is_left_out and is_head and all(candidates[id(layer.weight)].is_between for layer in layers.values()):
             found |= layers
     return found
 

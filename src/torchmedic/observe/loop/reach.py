@@ -42,6 +42,7 @@ class Ownerless:
         self.is_between = is_between  # the gradient of a layer that an optimizer has passes through this layer
         self.is_alone = is_alone  # it is reached by a term of the loss that reaches nothing that an optimizer has
         self.gives_back = False  # its result is compared with the data that the model was given
+        self.classifies = False  # its result is compared with labels
         self._writes = tensor._version
         self._sample = _sample(tensor)
 
@@ -148,14 +149,14 @@ class Reach:
             for leaf in _meeting(starts, bare, trained):
                 is_parameter = isinstance(leaf, torch.nn.Parameter)
                 (self.bare if is_parameter else self.plain)[id(leaf)] = Ownerless(leaf, step, is_between=is_parameter)
-        giving_back = _giving_back(starts)
+        giving_back, classifying = _giving_back(starts), _classifying(starts)
         nearest = _nearest(starts, trained)
         alone = {node for term in _terms(starts) if (behind := _without_owner(term, owned)) for node in behind}
         for node, weight in without:
             if id(weight) not in self.ownerless and _is_readable(weight):
                 is_between = node in nearest and any(behind in trained for behind in walk([node], most=_MAX_NODES))
                 one = Ownerless(weight, step, is_between=is_between, is_alone=node in alone)
-                one.gives_back = node in giving_back
+                one.gives_back, one.classifies = node in giving_back, node in classifying
                 self.ownerless[id(weight)] = one
 
     def living(self) -> list[tuple[torch.Tensor, Reached]]:
@@ -190,8 +191,17 @@ def _giving_back(starts: list[Any]) -> set[Any]:
                 given.add((data.data_ptr(), data.numel()))
             if type(target) is torch.Tensor:
                 losses.append((node, (target.data_ptr(), target.numel())))
+    return _last_layers([node for node, target in losses if target in given])
+
+
+def _classifying(starts: list[Any]) -> set[Any]:
+    """The last layers before a loss function whose targets are labels."""
+    return _last_layers([node for node in walk(starts, most=_MAX_NODES) if name_of(node).startswith("NllLoss")])
+
+
+def _last_layers(pending: list[Any]) -> set[Any]:
+    """The layers that nodes lead to, without another layer in between."""
     found: set[Any] = set()
-    pending = [node for node, target in losses if target in given]
     while pending:
         node = pending.pop()
         if node not in found:
