@@ -191,6 +191,8 @@ class Supervisor:
             dead = deaths.find(left, self._host, pid, status, through_shell=through_shell, requested=requested)
         if status != 0:  # with status 0, the run recovered from whatever was raised or died
             roots = self._findings.roots([self._explained(death) for death in dead])
+            if self._stalls.killed and self._has_told_hang():  # an exception that the run went on after led to the hang
+                roots = [found for found in roots if not is_fallback(found)]
             exited = {number for number, ended in {**self._host.ended, pid: status}.items() if ended >= 0}
             is_own_end = unasked and not left.raised  # neither a request, nor what an exception tells
             for diagnosis in roots if self._stalls.killed else self._of_job(roots, exited if is_own_end else set()):
@@ -232,8 +234,11 @@ class Supervisor:
             death = replace(death, rank=self._rank)  # a process that died before it had a folder is of this rank, too
         return diagnose(death, registry.DEATHS)
 
+    def _has_told_hang(self) -> bool:
+        return any(is_hang(found) and found.severity == "error" for found in self._diagnoses)
+
     def _symptom(self) -> str | None:
-        if any(is_hang(found) and found.severity == "error" for found in self._diagnoses):
+        if self._has_told_hang():
             return "hang"
         symptoms = (events.read_symptom(folder) for folder in self._findings.folders())
         return next((found for found in symptoms if found is not None), None)

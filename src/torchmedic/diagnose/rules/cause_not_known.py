@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import threading
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from torchmedic.diagnose.rule import Evidence, rule
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.diagnose.words.format import at_moment
+from torchmedic.diagnose.words.format import at_moment, listed
 from torchmedic.records import Diagnosis, StackFrame
 from torchmedic.records.death import Death
 from torchmedic.source.user_code import is_user_file
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torchmedic.evidence.numbers import NumbersEvidence
 
 
+_MAX_TENSORS = 6  # that are described
 _REMOTE = ("RemoteTraceback", "_RemoteTraceback")  # of multiprocessing and of concurrent.futures
 _FRAME = re.compile(r'^ +File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -66,11 +68,11 @@ def _exception(evidence: RaisedEvidence) -> Diagnosis:
     draft.because(at_moment(incident.step, incident.phase))
     call = evidence.call
     if call is not None and call.tensors:
-        described = ", ".join(
+        described = [
             f"`{argument.text}` {list(argument.value.shape)} {argument.value.dtype} on {argument.value.device}"
             for argument in call.tensors
-        )
-        draft.because(f"`{call.op}` was given {described}")
+        ]
+        draft.because(f"`{call.op}` was given {listed(described, _MAX_TENSORS)}")
     draft.because("ruled out: every registered rule was asked, and none found its evidence")
     return replace(draft.done(), in_traceback=not _says_more(evidence))
 
@@ -79,6 +81,8 @@ def _who(*, in_child: bool) -> str:
     child = multiprocessing.current_process() if multiprocessing.parent_process() is not None else None
     if child is not None:
         return f"the child process `{child.name}`"
+    if threading.current_thread() is not threading.main_thread():
+        return f"the thread `{threading.current_thread().name}`"
     return "a child process of the script" if in_child else "the script"
 
 
