@@ -58,9 +58,10 @@ class LossTrend:
         return abs(self.usual - first) <= _STILL * first
 
     def _is_stuck(self, loss: float) -> bool:
-        """Whether the first updates have made the loss many times larger, and a loss is not below the first since."""
+        """Whether the first updates have made the loss many times larger, and a loss is not clearly below the first."""
         first = self._first[0]
-        return len(self._first) == _FIRST_LOSSES and max(self._first) > RISE * first > 0 and loss >= first
+        is_above = loss >= (1 - _STILL) * first  # or at chance, as the first was
+        return len(self._first) == _FIRST_LOSSES and max(self._first) > RISE * first > 0 and is_above
 
     def _is_far(self, loss: float) -> bool:
         """Whether a loss is far above its lowest level and its beginning, or far below zero."""
