@@ -30,6 +30,7 @@ class Handing(NamedTuple):
 def handing_function(frames: list[Frame]) -> Handing | None:
     """The function whose result the library in these frames takes for the loss; None where a library wrote it."""
     owners = [value for frame in frames if not frame.is_user for value in frame.variables.values()]
+    owners += [each.module for each in owners if isinstance(each, torch.nn.parallel.DistributedDataParallel)]
     for method in _METHODS:
         for owner in owners:
             if method == "forward" and not isinstance(owner, torch.nn.Module):
