@@ -38,7 +38,8 @@ def scripts(kind: str, *, gpu: bool = False, hangs: bool = False) -> list[object
         for number, (words, body) in enumerate(blocks):
             if ("gpu" in words[:1]) is gpu and words[:1] != ["ranks"]:
                 source = placed_on(" ".join(words[1:]), body) if words[:1] == ["on"] else body
-                found.append(pytest.param(code, source, id=f"{code}-{number}"))
+                slow = pytest.mark.slow if "import lightning" in body else ()  # seconds for the import alone
+                found.append(pytest.param(code, source, id=f"{code}-{number}", marks=slow))
     return found
 
 

@@ -150,6 +150,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "modules.wrong_kind_of_attribute",
     "modules.unpickling_refused",
     "modules.unpicklable_object",
+    "modules.metric_not_logged",
     "modules.wrong_step_call",
     "shapes.indivisible_sizes",
     "shapes.fractional_size",
@@ -309,6 +310,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.gradient_always_zero",
     "checkup.policy_pulled_wrong_way",
     "checkup.target_in_sight",
+    "checkup.labels_shifted_twice",
     "checkup.outdated_amp_names",
     silent=True,
 )

@@ -6,6 +6,7 @@ only if the values of the batch bear it out: a target that was flattened, shifte
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -117,18 +118,27 @@ def line_of_dtype(incident: Raised, tensor: torch.Tensor) -> Line | None:
     if not indices or indices[0] is None or member is None:
         return None
     is_plain = all(collate in (default_collate, None) for _, collate in collations_in_use())
-    wanted = (str(tensor.dtype), member.dim() - 1)
+    row = tuple(member.shape[1:])
 
-    def fitting(value: Any, depth: int) -> int:
+    def fitting(exact: bool, value: Any, depth: int) -> int:
         if isinstance(value, list | tuple | dict) and depth:
-            return sum(fitting(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value))
+            parts = value.values() if isinstance(value, dict) else value
+            return sum(fitting(exact, part, depth - 1) for part in parts)
         if type(value) in _MADE_OF_NUMBERS:
-            return is_plain and wanted == (_MADE_OF_NUMBERS[type(value)], 0)
+            return is_plain and not row and str(tensor.dtype) == _MADE_OF_NUMBERS[type(value)]
         kind = "torch." + str(getattr(value, "dtype", "")).removeprefix("torch.")
-        return wanted == (kind, getattr(value, "ndim", None))
+        shape = tuple(getattr(value, "shape", ())) if getattr(value, "ndim", None) == len(row) else None
+        return str(tensor.dtype) == kind and shape is not None and (shape == row or not exact)
 
-    fetched = fetch_again(indices[0], lambda value, depth: fitting(value, depth) == 1)
-    return fetched.line if fetched is not None else None
+    for exact in (True, False):  # a collate function may have made a row longer
+        fetched = fetch_again(indices[0], functools.partial(_is_one, functools.partial(fitting, exact)))
+        if fetched is not None:
+            return fetched.line
+    return None
+
+
+def _is_one(fitting: Callable[[Any, int], int], value: Any, depth: int) -> bool:
+    return fitting(value, depth) == 1
 
 
 def _whole(dataset: Any) -> Any:

@@ -160,6 +160,13 @@ class RaisedEvidence:
         test = getattr(self.user_frame.statement, "test", None) if self.user_frame.node is None else None
         return (self.user_frame.location(role, label, test),)
 
+    @functools.cached_property
+    def is_in_library(self) -> bool:
+        """Whether a library runs the step: the user's innermost line starts the library, and hands no tensor over."""
+        call = raising_call(self.user_frame) if self.user_frame is not None else None
+        names = [str(frame.live.f_globals.get("__name__", "")) for frame in self.library_frames]
+        return call is not None and not call.tensors and any(not name.startswith("torch.") for name in names)
+
     @property
     def from_loader(self) -> bool:
         """Whether a worker of a DataLoader raised it: its frames are gone, and it has rules of its own."""

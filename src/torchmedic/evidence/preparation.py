@@ -86,14 +86,21 @@ def line_in_collate(
     if not frames or not items or len(items) > _MAX_ITEMS:
         return None
     for dataset, collate in collations_in_use():
-        function = collate if inspect.isroutine(collate) else type(collate).__call__
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is not None and is_user_file(code.co_filename):
+        if _is_users(collate) or any(map(_is_users, getattr(collate, "__dict__", {}).values())):
             watch = Watch(is_wrong)
             run = functools.partial(_collated, dataset, collate, items, is_wrong)
             result = _watched(frames[-1].live, run, watch)
             return watch.line_of(result) or watch.last if is_wrong(result, 3) else None
     return None
+
+
+def _is_users(collate: Any) -> bool:
+    """Whether a function, or an object that can be called, is the user's. A Trainer wraps such an object in its own."""
+    if not callable(collate):
+        return False
+    function = collate if inspect.isroutine(collate) else type(collate).__call__
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and is_user_file(code.co_filename)
 
 
 def line_in_iteration(frames: list[Frame]) -> Line | None:

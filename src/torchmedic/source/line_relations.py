@@ -66,6 +66,16 @@ def lines_that_set(file: str, key: str) -> list[int]:
     return [node.lineno for node, item in items_written(syntax_tree(file)) if ast.unparse(item.slice) == repr(key)]
 
 
+def lines_that_prepare(file: str) -> list[int]:
+    """The lines that let a library prepare objects: `optimizer, loader = accelerator.prepare(optimizer, loader)`."""
+    return [
+        node.lineno
+        for node in nodes_in(syntax_tree(file))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args
+        if isinstance(node.value.func, ast.Attribute) and node.value.func.attr == "prepare"
+    ]
+
+
 def trained_models(file: str) -> list[int]:
     """The lines that assign what an optimizer of the file is given as `model.parameters()`."""
     tree = syntax_tree(file)

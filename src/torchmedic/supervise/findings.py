@@ -17,6 +17,7 @@ from torchmedic.supervise.proc import process
 
 _KILLED = "TM805"
 _WORKER_GONE = "TM822"
+MODELS_DIFFER = "parameters-differ-between-ranks"  # or ranks that have met in different calls
 _SHARED = ("TM414", "TM415")
 _MAX_WAIT_SECONDS = 10.0  # for the supervisors of other ranks
 
@@ -59,7 +60,7 @@ class Findings:
                     if known in self._full:
                         continue
                     self._full.add(known)
-                if is_fallback(diagnosis) or diagnosis.code == _WORKER_GONE:
+                if is_fallback(diagnosis) or diagnosis.code == _WORKER_GONE or diagnosis.name == MODELS_DIFFER:
                     self._waiting[path] = diagnosis
                 elif not self._exchanged.keeps(diagnosis):
                     found.append(diagnosis)
@@ -75,7 +76,8 @@ class Findings:
         gone = [diagnosis for diagnosis in self._waiting.values() if diagnosis.code == _WORKER_GONE]
         if gone and all(death.code == _KILLED for death in deaths):
             return gone  # the main process knows more: which item the worker was reading
-        return deaths or [*gone, *self._unexplained()]
+        differing = [diagnosis for diagnosis in self._waiting.values() if diagnosis.name == MODELS_DIFFER]
+        return differing or deaths or [*gone, *self._unexplained()]
 
     def _unexplained(self) -> list[Diagnosis]:
         """The unexplained failures that are no echo of another failure.

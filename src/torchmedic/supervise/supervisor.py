@@ -26,12 +26,13 @@ from torchmedic.settings import Settings
 from torchmedic.supervise import deaths, job, memory_warnings, ranks
 from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.child.stderr_file import TICK_SECONDS
-from torchmedic.supervise.findings import Findings
+from torchmedic.supervise.findings import MODELS_DIFFER, Findings
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.rank_facts import RankComparison
 from torchmedic.supervise.stall.response import Response
 
-_ABORTED = "abort"  # gloo ends a process so when the tensors of two ranks do not fit
+# Gloo ends a process by an abort when the tensors of two ranks do not fit.
+_MAY_BE_OF_JOB = ("abort", MODELS_DIFFER)
 
 
 class Supervisor:
@@ -213,11 +214,13 @@ class Supervisor:
         self._emitter.finish(Report(outcome=self._outcome, diagnoses=shown))
 
     def _of_job(self, roots: list[Diagnosis], exited: set[int]) -> list[Diagnosis]:
-        """What nobody could explain, and aborts of gloo, may come from ranks that went different ways: told once.
+        """What nobody could explain may come from ranks that went different ways: told once.
+
+        Aborts of gloo may, and models that seem to differ: what was compared may be the values of another call.
 
         So may the end of a rank that has caught all exceptions. `exited` are processes that have ended by themselves.
         """
-        if not (roots or exited) or not all(is_fallback(found) or found.name == _ABORTED for found in roots):
+        if not (roots or exited) or not all(is_fallback(found) or found.name in _MAY_BE_OF_JOB for found in roots):
             return roots
         own = [found for found in roots if is_fallback(found) and not ranks.is_raised_in_call(self._run, found)]
         found = ranks.last_verdict(self._run, exited) if not own else None

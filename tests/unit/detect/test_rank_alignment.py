@@ -32,6 +32,7 @@ def log(rank: int, *calls: Collective, complete: bool = True) -> RankLog:
             peer=each.peer,
             tag=each.tag,
             frames=each.frames,
+            library=each.library,
             native=each.native,
             thread=each.thread,
             time=float(place),
@@ -55,6 +56,19 @@ def test_a_call_too_many_is_found_where_it_was_made_and_not_where_the_job_stands
     assert difference is not None
     assert difference.call is not None
     assert (difference.kind, difference.culprits, difference.call.site) == ("extra", (0,), SAVE.site)
+
+
+def test_two_calls_of_a_library_are_no_call_with_other_contents() -> None:
+    """A Trainer gathers counts in each turn of its loop, and a loss behind the loop, all under one line of the user."""
+
+    def gather(dtype: str, line: int) -> Collective:
+        library = (StackFrame(file="/lib/trainer.py", line=line, function="loop"),)
+        return call("all_gather", 10, shape=(1,), dtypes=(dtype,), library=library)
+
+    turn, behind = gather("int64", 50), gather("float32", 90)
+    difference = first_difference([log(0, turn, turn, behind), log(1, turn, turn, turn)])
+    assert difference is not None
+    assert difference.kind != "content"
 
 
 def test_the_majority_goes_the_common_way() -> None:

@@ -20,6 +20,8 @@ from torchmedic.observe.loop.standstill import MAX_PLAIN_RATE, Steady, Warming
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place
+from torchmedic.source.syntax import calls_in
+from torchmedic.source.user_variables import user_trees
 
 _MIN_LOOKS = 4
 _MAX_SHARE = 0.1  # of the rate with which an optimizer was built
@@ -50,13 +52,25 @@ def _warming(watched: Watched, known: Steady, update: Place) -> Warming | None:
     cycles = [each for each in schedulers_of(watched.optimizer) if isinstance(each, OneCycleLR)]
     found = rate_set_at(stack_of(sys._getframe()), watched.optimizer, "cause", "")
     return Warming(
-        cause=Place(found.file, found.line) if found is not None else watched.built or update,
+        cause=Place(found.file, found.line) if found is not None else _setting() or watched.built or update,
         update=update,
         optimizer=watched.number,
         meant=meant,
         length=cycles[0].total_steps if len(cycles) == 1 else 0,
         moves=cycles[0].last_epoch if len(cycles) == 1 else 0,
     )
+
+
+def _setting() -> Place | None:
+    """The only setting of a warm-up in the user's files, for a library that builds the schedule: `warmup_steps=500`."""
+    words = [
+        Place(file, word.value.lineno)
+        for file, tree in user_trees()
+        for call in calls_in(tree)
+        for word in call.keywords
+        if word.arg is not None and "warmup" in word.arg
+    ]
+    return words[0] if len(words) == 1 else None
 
 
 def _at_the_end(habits: Habits, known: Steady) -> Iterator[LoopIncident]:

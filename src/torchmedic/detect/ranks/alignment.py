@@ -233,7 +233,7 @@ def _kind(
         return "stopped"
     if expected is None:
         return "extra"
-    if call.site == expected.site and call.op == expected.op:
+    if call.path == expected.path and call.op == expected.op:
         return "content"
     blocks = _blocks(common, own, index)
     if blocks and blocks[0][0] == "insert":

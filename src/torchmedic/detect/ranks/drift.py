@@ -13,6 +13,9 @@ _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware i
 _MIN_UPDATES = 2
 _MIN_UPDATES_APART = 512  # without any exchange, in a run that goes on: weights may be averaged now and then
 
+_SHARING = ("Distributed", "Shard")  # in the name of a sampler
+_GENERATOR = ((5056,),)  # bytes of the state of torch's generator on the CPU
+
 Why = Literal["unused-wrapper", "added", "start", "changed", "skipped", "rates", "no-exchange", "left-out", "one-rank"]
 
 
@@ -84,7 +87,7 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
         if starts_equal:
             return None if same_rates else "rates"
         return "start"
-    if starts_equal and not any(_exchanges(log) for log in job.logs):
+    if starts_equal and not any(_exchanges(log, each) for log, each in zip(job.logs, facts, strict=False)):
         return "no-exchange" if job.ended or updates >= _MIN_UPDATES_APART else None
     shape = facts[0].shapes[index]
     averaged = [_averaged(log, each) for log, each in zip(job.logs, facts, strict=True)]
@@ -132,9 +135,17 @@ def _sent(log: RankLog, op: str = "all_reduce") -> list[tuple[int, ...]]:
     return [shape for call in _calls(log, op) for shape in call.shapes]
 
 
-def _exchanges(log: RankLog) -> bool:
-    """Whether a rank has sent anything to others that may hold gradients or weights."""
-    return log.dropped > 0 or any(call.op not in ("barrier", "monitored_barrier", "new_group") for call in log.calls)
+def _exchanges(log: RankLog, facts: RankFacts) -> bool:
+    """Whether a rank has sent anything to others that may hold gradients or weights.
+
+    Where a sampler shares the data out, the ranks train one model: what is smaller than the model in all, such as a
+    metric, does not count, nor does the state of a random generator, which a library sends before each epoch.
+    """
+    sent = [call for call in log.calls if call.op not in ("barrier", "monitored_barrier", "new_group")]
+    if log.dropped or not any(word in facts.sampler for word in _SHARING):
+        return log.dropped > 0 or bool(sent)
+    others = [call for call in sent if call.shapes != _GENERATOR or call.dtypes != ("uint8",)]
+    return not all(call.nbytes for call in others) or sum(call.nbytes for call in others) >= facts.nbytes
 
 
 def _differing(facts: tuple[RankFacts, ...], updates: int) -> int | None:

@@ -8,6 +8,7 @@ autoencoder, does not count, nor do targets that two sequences show, as in a mod
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,12 @@ _NORMS_OVER_ITEMS = ("NativeBatchNormBackward", "CudnnBatchNormBackward")
 class Sight:
     """One operation by which predictions may see later tokens. The numbers are tensors until they are read."""
 
-    def __init__(self, call: LossCall, node: Node, is_shifted: Any, is_open: Any) -> None:
+    def __init__(self, call: LossCall, node: Node, is_shifted: Any, is_open: Any, ahead: int = 1) -> None:
         self.call = call
         self.node = node
-        self.is_shifted = is_shifted  # whether the targets are the tokens of the input, one position later
+        self.is_shifted = is_shifted  # whether the targets are the tokens of the input, so many positions later
         self.is_open = is_open  # whether a position sees the next one
+        self.ahead = ahead  # positions; the next token is not predicted at all where there are two
 
 
 def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
@@ -54,8 +56,12 @@ def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
     call, target = birth.loss, losses[0]._saved_target
     given = [(raws[raw], raw._saved_indices) for raw in tables]
     known = [(number, shifted, along) for number, tokens in given for shifted, along in _shifts(tokens, target)]
+    node = graph.nodes[raws[losses[0]]]
+    later = [Sight(call, node, is_later, True, 2) for _, tokens in given for is_later, _ in _shifts(tokens, target, 2)]
+    for sight, (_, is_next, _) in itertools.product(later, known):
+        sight.is_shifted = sight.is_shifted & ~is_next
     if len(known) != 1:
-        return []
+        return later if not known else []
     number, is_shifted, length = known[0]
     count = next(tokens.numel() for at, tokens in given if at == number)
     sequences = count // length
@@ -63,7 +69,7 @@ def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
         return []  # a hidden state has an entry per sequence, and as many as there are positions
     kept = _kept(graph, call, length, count)
     shown = _above(graph, number, kept)
-    found: list[Sight] = []
+    found: list[Sight] = later
     for raw, at in raws.items():
         node = graph.nodes[at]
         if at in shown:
@@ -73,24 +79,28 @@ def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
     return found
 
 
-def _shifts(tokens: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-    """For each dimension that may be that of the positions: whether targets are the next tokens, and their length."""
+def _shifts(tokens: torch.Tensor, target: torch.Tensor, ahead: int = 1) -> list[tuple[torch.Tensor, int]]:
+    """For each dimension that may be that of the positions: whether targets are later tokens, and their length.
+
+    `ahead` is how many positions later. Targets of two positions later are not those of one position later, too.
+    """
     if tokens.dim() != 2 or not _MIN_TOKENS <= tokens.numel() <= _MAX_TOKENS or tokens.device != target.device:
         return []
     found: list[tuple[torch.Tensor, int]] = []
     for dim in (0, 1):
         length = tokens.shape[dim]
-        before, after = tokens.narrow(dim, 0, length - 1), tokens.narrow(dim, 1, length - 1)
-        if length < _MIN_LENGTH:
+        kept = target.numel() // (tokens.numel() // length)
+        if length < _MIN_LENGTH or kept * (tokens.numel() // length) != target.numel():
             continue
-        if target.numel() == tokens.numel():
-            wanted = target.reshape(tokens.shape).narrow(dim, 0, length - 1)
-        elif target.numel() == after.numel():
-            wanted = target.reshape(after.shape)
-        else:
+        if not length - ahead <= kept <= length:
             continue
-        is_next = ((wanted == after) | (wanted < 0)).all() & (wanted >= 0).any()
-        found.append((is_next & (before != after).any(), length))
+        sizes = [kept if each == dim else size for each, size in enumerate(tokens.shape)]
+        wanted = target.reshape(sizes).narrow(dim, 0, length - ahead)
+        before, after = tokens.narrow(dim, 0, length - ahead), tokens.narrow(dim, ahead, length - ahead)
+        is_meant = ((wanted == after) | (wanted < 0)).all() & (wanted >= 0).any() & (before != after).any()
+        if ahead > 1:
+            is_meant = is_meant & ((wanted != tokens.narrow(dim, 1, length - ahead)) & (wanted >= 0)).any()
+        found.append((is_meant, length))
     return [each for each in found if bool(each[0])] if tokens.is_cpu else found[-1:]
 
 

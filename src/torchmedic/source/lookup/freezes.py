@@ -20,17 +20,21 @@ def where_frozen(frames: list[Frame], frozen: Iterable[torch.Tensor]) -> Locatio
     wanted = {id(tensor) for tensor in frozen}
     files = list(dict.fromkeys([*(frame.file for frame in reversed(frames) if frame.is_user), *loaded_files()]))
     switches = _switches(files)
+    trees = {file: syntax_tree(file) or ast.Module([], []) for file in files}
+    told = [(file, *each) for file, tree in trees.items() for each in _told_to_freeze(tree, switches)]
+    names = [callee(call) for _, call, *_ in told]
     found: list[tuple[tuple[int, bool], Location]] = []
-    for file in files:
-        tree = syntax_tree(file) or ast.Module([], [])
+    for file, tree in trees.items():
         for node in ast.walk(tree):
             owner = _frozen_by(node, tree)
             if owner is not None:
                 location = node_location("cause", file, node, "parameters are frozen here")
-                found.append(((_relevance(owner, frames, wanted), True), location))
-        for call, owner, is_certain in _told_to_freeze(tree, switches):
-            location = node_location("cause", file, call, "told to freeze parameters here")
-            found.append(((_relevance(owner, frames, wanted), is_certain), location))
+                around = innermost(tree, node.lineno, FUNCTIONS) if isinstance(node, ast.expr | ast.stmt) else None
+                is_told = around is not None and names.count(getattr(around, "name", "")) == 1
+                found.append(((_relevance(owner, frames, wanted), not is_told), location))
+    for file, call, owner, is_certain in told:
+        location = node_location("cause", file, call, "told to freeze parameters here")
+        found.append(((_relevance(owner, frames, wanted), is_certain), location))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 

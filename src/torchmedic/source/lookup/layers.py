@@ -76,6 +76,8 @@ def _named_in_table(built: Location, name: str, label: str) -> Location | None:
 def _set_by_user(frames: list[Frame], layer: torch.nn.Module, built: Location, label: str) -> Location | None:
     """The only keyword in the user's files that has the name of a layer's size; else the call that built the model.
 
+    Before that call comes the one that made the configuration of the model.
+
     `nn.Linear(config.hidden_size, config.num_labels)` of a library leads to `BertConfig(num_labels=4)`.
     """
     size = 0 if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) else 1  # position among the arguments
@@ -102,8 +104,15 @@ def _set_by_user(frames: list[Frame], layer: torch.nn.Module, built: Location, l
     ]
     if len(given) == 1:
         return node_location("origin", *given[0], label)
-    made = [each for kind in {type(model).__name__ for model in models} for each in _calls_of(kind)]
-    return node_location("origin", made[0].file, made[0].call, label) if len(made) == 1 else None
+    configs = [getattr(model, "config", None) for model in models]
+    for kinds in (
+        {type(each).__name__ for each in configs if each is not None},
+        {type(each).__name__ for each in models},
+    ):
+        made = [each for kind in kinds for each in _calls_of(kind)]
+        if len(made) == 1:
+            return node_location("origin", made[0].file, made[0].call, label)
+    return None
 
 
 def _built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> Location | None:

@@ -162,7 +162,7 @@ def _group_of(optimizer: Any, group: int | None, call: ast.AST) -> tuple[str, as
     return (groups[0][0], groups[0][1][group]) if len(groups) == 1 else None
 
 
-def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimizer: Any) -> list[ast.Call]:
+def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: ast.AST | None, optimizer: Any) -> list[ast.Call]:
     """The calls whose result is assigned to a name that holds the optimizer."""
     names = {
         name
@@ -178,7 +178,7 @@ def _of_this_one(frames: list[Frame], calls: list[ast.Call], tree: Any, optimize
         }
     return [
         call
-        for node in ast.walk(tree)
+        for node in nodes_in(tree)
         if isinstance(node, ast.Assign) and any(ast.unparse(target) in names for target in node.targets)
         for call in calls
         if call is node.value

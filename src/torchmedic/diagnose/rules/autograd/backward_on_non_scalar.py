@@ -21,6 +21,7 @@ from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.failing_call import read
+from torchmedic.source.lookup.handed_loss import Handing, handing_function
 from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
 from torchmedic.source.returns import code_of
 from torchmedic.source.syntax import function_of, nodes_in, syntax_tree
@@ -42,6 +43,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"the gradient of a tensor with {loss.numel()} elements was asked for; a loss has one element"
     draft.cause = f"the tensor is {shape(loss)}, and nothing says how its elements are to be weighed"
+    handing = handing_function(evidence.frames) if evidence.is_in_library else None
+    if handing is not None and handing.returns:
+        return _handed(draft, evidence, handing, loss)
     draft.at(*evidence.at_user_line("cause", f"{shape(loss)}: {loss.numel()} elements, not one"))
     origin = _made(evidence, loss)
     reason = _reason(evidence.user_frame, origin) if origin is not None and evidence.user_frame is not None else ""
@@ -54,6 +58,16 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     else:
         draft.help("reduce the loss to one number with `.mean()` or `.sum()`")
     return draft
+
+
+def _handed(draft: Draft, evidence: RaisedEvidence, handing: Handing, loss: torch.Tensor) -> Draft:
+    """A library calls backward on what a function of the user's returns."""
+    last = handing.returns[-1]
+    draft.at(node_location("cause", handing.file, last, f"the library takes {shape(loss)} of this for the loss"))
+    draft.at(*evidence.at_user_line("surfaced", "backward is called in the library"))
+    if isinstance(last.value, ast.Tuple) and handing.function.name == "forward":
+        return draft.help("return the loss as the first value: a Trainer takes the first one for the loss")
+    return draft.help("return the loss as one number: reduce it with `.mean()` or `.sum()`")
 
 
 def _function(evidence: RaisedEvidence, function: Any, result: Any) -> Draft | None:

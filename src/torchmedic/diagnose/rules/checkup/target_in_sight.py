@@ -28,7 +28,7 @@ _MAX_BETWEEN = 6  # nodes between a mask and the softmax
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         for sight in graph.sights:
-            if sight.is_shifted and sight.is_open:
+            if sight.is_shifted and sight.is_open and sight.ahead == 1:
                 return _diagnosis(evidence, graph, sight)
     return None
 

@@ -81,9 +81,13 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
     item = f" (dataset item {items[0]})" if items else ""
     first = strays.at(passed[1].text if passed is not None and passed[1].text.isidentifier() else "index")
     draft = check.draft(evidence, "proven", message, f"`{first}`{item} is {strays.values[0]}; valid is {valid}")
-    draft.at(*evidence.at_user_line("cause", f"index {strays.values[0]} meets {lookup.size_words}"))
+    built = table_built_at(evidence.frames, lookup.table, lookup.layer, f"{lookup.size_words}, set here")
+    # A library looks up what it has read itself: the line that starts the library is innocent.
+    is_setting = built is not None and passed is None and evidence.is_in_library
+    label = f"index {strays.values[0]} meets {lookup.size_words}"
+    draft.at(*evidence.at_user_line("surfaced" if is_setting else "cause", label))
     draft.at(made_here(evidence, lookup.index, "comes from", whole=True))
-    draft.at(table_built_at(evidence.frames, lookup.table, lookup.layer, f"{lookup.size_words}, set here"))
+    draft.at(msgspec.structs.replace(built, role="cause") if is_setting and built is not None else built)
     extent = span(index)
     if extent is not None and strays.total > 1:
         verb = "is" if strays.count == 1 else "are"

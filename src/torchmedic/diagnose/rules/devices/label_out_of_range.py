@@ -26,7 +26,6 @@ from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Treatment
 from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
-from torchmedic.source.lookup.failing_call import raising_call
 from torchmedic.source.lookup.layers import layer_built_at, maker_of
 from torchmedic.source.lookup.origins import user_argument
 
@@ -100,7 +99,7 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     layer = maker_of(given.scores, classes, evidence.frames) if given.scores is not None else None
     built = layer_built_at(evidence.frames, layer, f"{known} because of this layer") if layer is not None else None
     # A library computes the loss of a batch that it has read itself: the line that starts the library is innocent.
-    is_setting = built is not None and passed is None and _is_in_library(evidence)
+    is_setting = built is not None and passed is None and evidence.is_in_library
     draft.at(*evidence.at_user_line("surfaced" if is_setting else "cause", f"label {strays.values[0]} meets {known}"))
     draft.at(made_here(evidence, given.labels, "comes from", whole=True))
     draft.at(msgspec.structs.replace(built, role="cause") if is_setting and built is not None else built)
@@ -109,13 +108,6 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
         draft.because(f"the dataset items with such a label: {listed([str(index) for index in items], 8)}")
     _advise(draft, labels, strays, classes, item.strip(" ()"), _Cures(RangeCures(evidence), given.labels, layer))
     return draft
-
-
-def _is_in_library(evidence: RaisedEvidence) -> bool:
-    """Whether a library runs the step: the user's innermost line hands no tensor over."""
-    call = raising_call(evidence.user_frame) if evidence.user_frame is not None else None
-    names = [str(frame.live.f_globals.get("__name__", "")) for frame in evidence.library_frames]
-    return call is not None and not call.tensors and any(not name.startswith("torch.") for name in names)
 
 
 def _counted(labels: torch.Tensor, strays: Strays) -> str:

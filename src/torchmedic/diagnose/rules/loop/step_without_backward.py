@@ -14,6 +14,9 @@ from torchmedic.detect.loop.incident import StepWithoutBackward
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.records import Role
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.lookup.handed_loss import HANDING, silent_steps
 
 
 @loop_rule("TM605", "step-without-backward", StepWithoutBackward)
@@ -23,7 +26,12 @@ def check(evidence: LoopEvidence, incident: StepWithoutBackward) -> Draft | None
     if incident.is_first:
         draft.message = "the weights do not change: no gradient is ever computed"
         draft.cause = "the model is run and the optimizer steps, and backward is not called"
-        draft.at(evidence.at("cause", incident.cause, "no backward was called", "step"))
+        silent = silent_steps() if incident.cause and not list(evidence.calls(incident.cause, "step")) else []
+        if len(silent) == 1:  # a library steps
+            last = silent[0].function.body[-1]
+            draft.at(node_location("cause", silent[0].file, last, f"`{HANDING}` ends here and returns no loss"))
+        role: Role = "surfaced" if len(silent) == 1 else "cause"
+        draft.at(evidence.at(role, incident.cause, "no backward was called", "step"))
         draft.because(f"{count(updates, 'update')} had no gradient to apply")
         draft.help("call `backward()` on the loss before every step; return the loss where a library does that")
         return draft.rated("warning")

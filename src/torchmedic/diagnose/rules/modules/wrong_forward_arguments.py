@@ -26,7 +26,8 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import fed_by, layer_name
 from torchmedic.evidence.dataset_item import fetch_again
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.source.live_frames import frames_of, place
+from torchmedic.records import Location
+from torchmedic.source.live_frames import frames_of, node_location, place
 from torchmedic.source.lookup.failing_call import raising_call
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, nodes_in
@@ -76,9 +77,12 @@ def _without_labels(evidence: RaisedEvidence) -> Draft | None:
         draft = check.draft(evidence, "proven")
         draft.message = f"the model returned no loss: its `forward` was not given `{labels[0]}`"
         draft.cause = f"it takes ({', '.join(names)}), and the batch holds {listed([f'`{name}`' for name in inputs])}"
+        other = _field_of_labels(names)
         data = getattr(frame.variables.get("self"), "train_dataset", None)
         item = getattr(getattr(type(data), "__getitem__", None), "__code__", None)
-        if item is not None and is_user_file(item.co_filename):
+        if other is not None:
+            draft.at(other, *evidence.at_user_line("surfaced", "wants a loss"))
+        elif item is not None and is_user_file(item.co_filename):
             draft.at(place("cause", item.co_filename, item.co_firstlineno, f"gives no `{labels[0]}`"))
             draft.at(*evidence.at_user_line("surfaced", "wants a loss"))
         else:
@@ -86,6 +90,19 @@ def _without_labels(evidence: RaisedEvidence) -> Draft | None:
         draft.because("a Trainer leaves out all fields of an item that are no arguments of `forward`")
         return draft.help(f"call the field with the labels `{labels[0]}` in each item of the dataset")
     return None
+
+
+def _field_of_labels(taken: list[str]) -> Location | None:
+    """The line that names the only field of an item which `forward` does not take."""
+    item = fetch_again(0, lambda value, depth: isinstance(value, Mapping))
+    fields = [name for name in (item.dataset[0] if item is not None else ()) if name not in taken]
+    named = [
+        (file, node)
+        for file, tree in user_trees()
+        for node in nodes_in(tree)
+        if isinstance(node, ast.Constant) and len(fields) == 1 and node.value == fields[0]
+    ]
+    return node_location("cause", *named[0], "`forward` takes no field of this name") if len(named) == 1 else None
 
 
 def _removed_field(evidence: RaisedEvidence) -> Draft | None:

@@ -26,7 +26,7 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Role
 from torchmedic.records.ranks import JobFacts
 from torchmedic.source.branches import branches_around, calls_by_rank, exits_before
-from torchmedic.source.line_relations import lines_that_set, trained_models
+from torchmedic.source.line_relations import lines_that_prepare, lines_that_set, trained_models
 
 _WRITES = re.compile(r"[a-z]\w*[a-z]_")  # a method that writes in place: `copy_`
 _CHANGES = {
@@ -34,6 +34,7 @@ _CHANGES = {
     "start": "each rank has weights of its own from here on",
     "skipped": "each rank decides by itself here",
     "rates": "each rank sets its own learning rate here",
+    "no-exchange": "the model is not among what is prepared here",
 }
 _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
@@ -55,7 +56,7 @@ _CURES = {
     "rates": "let all ranks use the same learning rate: `all_reduce` the loss that a scheduler gets",
     "left-out": "`all_reduce` the gradient of every weight, or wrap the model in DistributedDataParallel",
     "one-rank": "use `all_reduce` in place of `reduce`: every rank needs the sum",
-    "no-exchange": "wrap the model in DistributedDataParallel, or `all_reduce` every gradient before the update",
+    "no-exchange": "wrap the model in DistributedDataParallel, or let the library prepare the model too",
 }
 
 
@@ -94,8 +95,11 @@ def _changing(drift: Drift) -> int | None:
 
     If learning rates differ, it is the one that sets them by hand. If updates were left out, it is the `if` around the
     update, or the one that goes to the next step in front of it. If the weights differed from the start, it is the line
-    of the only model.
+    of the only model. Without any exchange, it is the only line that lets a library prepare several objects.
     """
+    if drift.why == "no-exchange" and drift.line is not None:
+        preparing = lines_that_prepare(drift.line.file)
+        return preparing[0] if len(preparing) == 1 else None
     if drift.why == "skipped" and drift.line is not None:
         place = drift.line.file, drift.line.line
         exits = (each for each in exits_before(*place) if each.exit in ("continue", "return") and "%" not in each.test)

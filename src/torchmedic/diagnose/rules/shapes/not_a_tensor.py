@@ -4,7 +4,8 @@ What: an operation of torch, or a method of a tensor, was called with a tuple, a
 
 Why: recurrent layers and attention return a tuple (`output, hidden`), some models return a dict, a `forward` without
 `return` returns None, `.item()` returns a number, and NumPy arrays are not converted automatically. `x.grad` is None
-for a tensor that is the result of an operation.
+for a tensor that is the result of an operation. A library that calls backward itself was given no loss: the
+`training_step` or `compute_loss` of the user returned None, a number or a dict without it.
 
 Cure: select the right part (`out, _ = lstm(x)`, `out["logits"]`), return the result, or convert with `torch.as_tensor`.
 """
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.shapes import _handed
 from torchmedic.diagnose.words.tensors import fed_by, layer_of, origin
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
@@ -35,8 +37,9 @@ _OPERANDS = re.compile(r"unsupported operand type\(s\) for (\S+): '(\w+)' and '(
 
 @rule("TM165", "not-a-tensor")
 def check(evidence: RaisedEvidence) -> Draft | None:
-    if not evidence.is_torchs:
-        return None
+    handed = _handed.describe(check.draft(evidence, "proven"), evidence)
+    if handed is not None or not evidence.is_torchs:
+        return handed
     return _argument(evidence) or _attribute(evidence) or _subscript(evidence) or _operand(evidence)
 
 

@@ -36,8 +36,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     wanted = _wanted(given)
     if wanted is None:
         return None
-    # Whole numbers are usual labels of two classes: they are converted at the loss, not in the dataset.
-    items = items_become(evidence, given.target, "origin" if given.loss in _BINARY else "cause")
+    # Whole numbers are usual labels of two classes: a loss of the user's
+    # own converts them, and not the dataset.
+    at_call = given.loss in _BINARY and not evidence.is_in_library
+    items = items_become(evidence, given.target, "origin" if at_call else "cause")
     of_items = items is not None and items.role == "cause"
     at_loss = evidence.at_user_line("surfaced" if of_items else "cause", f"{dtype(given.target)}, not {wanted}")
     return _diagnosis(evidence, given, wanted, (items, *at_loss) if of_items else (*at_loss, items))

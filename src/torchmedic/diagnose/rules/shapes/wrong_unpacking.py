@@ -4,9 +4,10 @@ What: `x, y = batch` needs as many names as the dataset returns parts. A tensor 
 if a layer returns one tensor, `out, hidden = layer(x)` splits its rows.
 
 Why: a dataset that returns only inputs, or more than input and label; a layer that returns one tensor where a pair was
-expected.
+expected. Or the number fits, and the order does not: `accelerator.prepare(model, optimizer, loader)` gives its objects
+back in the order of its arguments.
 
-Cure: use as many names as there are parts, and `(x,)` for a single part.
+Cure: use as many names as there are parts, in their order, and `(x,)` for a single part.
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ from torch.utils.data import DataLoader
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count, shape
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.source.live_frames import Frame
+from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.origins import origin_of
+from torchmedic.source.syntax import nodes_in
+from torchmedic.source.user_variables import user_trees
+
+_NAMES = ast.Name | ast.Attribute
 
 
 @rule("TM169", "wrong-unpacking")
 def check(evidence: RaisedEvidence) -> Draft | None:
     frame = evidence.frames[-1] if evidence.frames else None
+    if frame is not None and frame.is_user and evidence.kinds & {"TypeError", "AttributeError"}:
+        return _swapped(evidence, frame)
     if frame is None or "ValueError" not in evidence.kinds or not evidence.says("values to unpack"):
         return None
     if not isinstance(frame.node, ast.Tuple | ast.List) or not frame.is_user:
@@ -46,6 +53,28 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return _tensor(evidence, value, names)
     if isinstance(value, list | tuple) and len(value) != names and _is_batch(evidence, value):
         return _batch(evidence, len(value), names, ast.unparse(statement.value))
+    return None
+
+
+def _swapped(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
+    """Objects that a function gives back in order, under each other's names: `a, c, b = prepare(a, b, c)`."""
+    used = {ast.unparse(node) for node in nodes_in(frame.node or frame.statement) if isinstance(node, _NAMES)}
+    for file, tree in user_trees():
+        for node in nodes_in(tree):
+            match node:
+                case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Call(args=args, keywords=[])):
+                    names, given = [ast.unparse(each) for each in targets], [ast.unparse(each) for each in args]
+                case _:
+                    continue
+            moved = [name for name, other in zip(names, given, strict=False) if name != other]
+            if sorted(names) != sorted(given) or used.isdisjoint(moved):
+                continue
+            name = next(each for each in moved if each in used)
+            draft = check.draft(evidence, "likely", cause=f"given were `{', '.join(given)}`, in this order")
+            draft.message = f"`{name}` is not what its name says: the objects came back in another order"
+            draft.at(node_location("cause", file, node, "the names stand in another order than the arguments"))
+            draft.at(*evidence.at_user_line("surfaced", evidence.message))
+            return draft.help(f"name them in the order of the arguments: `{', '.join(given)} = ...`")
     return None
 
 
