@@ -21,7 +21,7 @@ from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_variables import user_trees
 
 
-@rule("TM657", "labels-shifted-twice")
+@rule("TM658", "labels-shifted-twice")
 def check(evidence: CheckUp) -> Draft | None:
     found = [(graph, sight) for graph in evidence.graphs for sight in graph.sights if sight.ahead == 2]
     telling = [(graph, sight) for graph, sight in found if sight.is_shifted]
