@@ -28,6 +28,7 @@ from torchmedic.source.syntax import nodes_in
 from torchmedic.source.user_variables import user_trees
 
 _NAMES = ast.Name | ast.Attribute
+_OF_TRAINING = (torch.nn.Module, torch.optim.Optimizer, DataLoader)
 
 
 @rule("TM169", "wrong-unpacking")
@@ -67,7 +68,7 @@ def _swapped(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
                 case _:
                     continue
             moved = [name for name, other in zip(names, given, strict=False) if name != other]
-            if sorted(names) != sorted(given) or used.isdisjoint(moved):
+            if sorted(names) != sorted(given) or used.isdisjoint(moved) or not _are_of_training(frame, moved):
                 continue
             name = next(each for each in moved if each in used)
             draft = check.draft(evidence, "likely", cause=f"given were `{', '.join(given)}`, in this order")
@@ -76,6 +77,12 @@ def _swapped(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
             draft.at(*evidence.at_user_line("surfaced", evidence.message))
             return draft.help(f"name them in the order of the arguments: `{', '.join(given)} = ...`")
     return None
+
+
+def _are_of_training(frame: Frame, names: list[str]) -> bool:
+    """Whether one of the variables holds a model, an optimizer or a loader, which nobody puts under another name."""
+    space = {**frame.live.f_globals, **frame.variables}
+    return any(isinstance(space.get(name), _OF_TRAINING) for name in names)
 
 
 def _over_loader(frame: Frame, iterated: ast.expr) -> bool:
