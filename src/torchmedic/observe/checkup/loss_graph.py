@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import normalisations, shown_targets, targets
+from torchmedic.observe.checkup import normalisations, same_tokens, shown_targets, targets
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
@@ -128,7 +128,8 @@ class LossGraph:
             self.outside = targets.outside(self)  # by the identity of a loss call: targets out of range, of all
             self.sights: list[shown_targets.Sight] = []
             with suppress(RuntimeError):  # a tensor of the graph is freed, or overwritten since
-                self.sights = shown_targets.find(self, self._numbers) if self._may_read and self.complete else []
+                finders = (shown_targets.find, same_tokens.find) if self._may_read and self.complete else ()
+                self.sights = [sight for find in finders for sight in find(self, self._numbers)]
             self.untrained = self._of_knowing_nothing(tensors) if step == 0 else None
         self._numbers.clear()
 
