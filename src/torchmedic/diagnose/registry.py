@@ -309,6 +309,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.gradient_always_zero",
     "checkup.policy_pulled_wrong_way",
     "checkup.target_in_sight",
+    "checkup.padding_read_as_last_step",
     "checkup.outdated_amp_names",
     silent=True,
 )

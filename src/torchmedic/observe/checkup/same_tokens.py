@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 # These may move values to other positions, or hide some.
 _MOVING = frozenset(
-    "ConstantPadNdBackward RollBackward FlipBackward CopySlices IndexBackward IndexSelectBackward GatherBackward "
-    "IndexPutBackward ScatterBackward ConvolutionBackward WhereBackward MaskedFillBackward MaskedScatterBackward "
-    "AsStridedBackward UnfoldBackward".split()
+    "ConstantPadNdBackward RollBackward FlipBackward torch::autograd::CopySlices IndexBackward IndexSelectBackward "
+    "GatherBackward IndexPutBackward ScatterBackward ConvolutionBackward WhereBackward MaskedFillBackward "
+    "MaskedScatterBackward AsStridedBackward UnfoldBackward".split()
 )
 
 
