@@ -1,9 +1,9 @@
 """Whether a language model is to predict the very tokens that it is given: the targets were not moved by a position.
 
 No position of such a model sees a later one, by a mask of its attention or by a recurrence, so it is meant to predict.
-Each position sees its own token, and that is its target. What gives back its input on purpose is left out: a model of
-two sequences, one that passes fewer values per position on than it was given, and one that moves or hides positions
-behind the embedding.
+Each position sees its own token, and that is its target. What gives back its input on purpose is left out: a model that
+is also given the tokens one position earlier, as a decoder is, one that passes fewer values per position on than it was
+given, and one that moves or hides positions behind the embedding.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from torchmedic.observe.checkup.shown_targets import (
     compared,
     kept,
     layer_of,
+    shifts,
     weighs,
 )
 
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
+    from torchmedic.observe.checkup.node_births import LossCall
 
 # These may move values to other positions, or hide some.
 _MOVING = frozenset(
@@ -44,20 +46,32 @@ _MOVING = frozenset(
 def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
     """The operation that shows each position its own token, if the targets are these tokens."""
     call, given, target = compared(graph, raws)
-    tables = [(number, tokens) for number, tokens in given if tokens.dim() == 2 and len(tokens) > 1]
-    if call is None or len(tables) != 1:
+    tables = [(number, tokens) for number, tokens in given if tokens.dim() == 2 and tokens.numel() == target.numel()]
+    if call is None or any(shifts(tokens, target) for _, tokens in given if tokens.is_cpu):
         return []
-    number, tokens = tables[0]
+    for number, tokens in tables:
+        is_same = _is_same(tokens, target)
+        if is_same is None or (tokens.is_cpu and not bool(is_same)):
+            continue
+        found = _sights(graph, raws, number, tokens, call, is_same)
+        if found:
+            return found
+    return []
+
+
+def _is_same(tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
+    """Whether the targets are the tokens, position by position."""
     rows, columns = tokens.shape
-    if rows == columns or target.numel() != tokens.numel() or not MIN_TOKENS <= tokens.numel() <= MAX_TOKENS:
-        return []
-    if target.device != tokens.device:
-        return []
+    if rows == columns or rows < 2 or not MIN_TOKENS <= tokens.numel() <= MAX_TOKENS or target.device != tokens.device:
+        return None
     wanted = target.reshape(tokens.shape)
     is_same = ((wanted == tokens) | (wanted < 0)).all() & ((wanted >= 0).float().mean() > HALF)
-    is_same = is_same & (tokens != tokens[:1, :1]).any()
-    if tokens.is_cpu and not bool(is_same):
-        return []
+    return is_same & (tokens != tokens[:1, :1]).any()
+
+
+def _sights(
+    graph: LossGraph, raws: Mapping[Any, int], number: int, tokens: torch.Tensor, call: LossCall, is_same: torch.Tensor
+) -> list[Sight]:
     for dim in (1, 0):
         found = _causal_operations(graph, raws, number, dim, tokens.shape[dim], call, tokens.numel())
         if found:
@@ -67,7 +81,7 @@ def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
 
 
 def _causal_operations(
-    graph: LossGraph, raws: Mapping[Any, int], number: int, dim: int, length: int, call: Any, count: int
+    graph: LossGraph, raws: Mapping[Any, int], number: int, dim: int, length: int, call: LossCall, count: int
 ) -> list[tuple[Node, Any]]:
     """The operations that combine positions, and whether each hides the later ones; nothing where that is open."""
     if length < MIN_LENGTH:

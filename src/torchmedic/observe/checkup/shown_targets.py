@@ -59,7 +59,7 @@ def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
     call, given, target = compared(graph, raws)
     if call is None:
         return []
-    known = [(number, shifted, along) for number, tokens in given for shifted, along in _shifts(tokens, target)]
+    known = [(number, shifted, along) for number, tokens in given for shifted, along in shifts(tokens, target)]
     if len(known) != 1:
         return []
     number, is_shifted, length = known[0]
@@ -90,7 +90,7 @@ def compared(
     return birth.loss, [(raws[raw], raw._saved_indices) for raw in tables], losses[0]._saved_target
 
 
-def _shifts(tokens: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+def shifts(tokens: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
     """For each dimension that may be that of the positions: whether targets are the next tokens, and their length."""
     if tokens.dim() != 2 or not MIN_TOKENS <= tokens.numel() <= MAX_TOKENS or tokens.device != target.device:
         return []
