@@ -26,6 +26,7 @@ def is_remarkable(graph: LossGraph) -> bool:
         or any(mixed_dimensions.mixing_views(graph))
         or any(mixed_dimensions.layers_with_wrong_layout(graph))
         or any(padded_ends(graph))
+        or any(mask.is_inverted for mask in graph.inverted_masks)
         or (graph.has_distributions and are_remarkable(graph))
         or normalisations.are_remarkable(graph)
         or graph.lost_terms is not None

@@ -102,7 +102,7 @@ def _causal_operations(
         elif node.kind in _MOVING and shape[-2:] != (length, length):
             return []
         elif node.kind in SOFTMAXES:
-            is_last = signed(int(raw._saved_dim)) in (-1, len(shape) - 1)
+            is_last = signed(int(getattr(raw, "_saved_dim", 0))) in (-1, len(shape) - 1)
             if not is_last or shape[-2:] != (length, length) or not weighs(graph, node, shown):
                 return []
             found.append((node, _hides_later(raw._saved_result, LEAST_WEIGHT)))
