@@ -22,7 +22,7 @@ _KEEPING = frozenset({"IndexSelectBackward", "CloneBackward", "ToCopyBackward"})
 _PRODUCTS = frozenset("AddmmBackward MmBackward LinearBackward".split())
 _ON_THE_WAY = PASSING | frozenset(
     "CatBackward ReluBackward TanhBackward GeluBackward NativeLayerNormBackward NativeBatchNormBackward "
-    "NativeDropoutBackward".split()
+    "NativeDropoutBackward SliceBackward".split()
 )
 
 
@@ -40,7 +40,7 @@ def padded_ends(graph: LossGraph) -> Iterator[PaddedEnd]:
         if node.last_of is None or len(node.behind) != 1:
             continue
         made, dim = graph.nodes[node.behind[0]], node.last_of
-        while len(made.behind) == 1 and (made.dims or made.kind in _KEEPING):
+        while len(made.behind) == 1 and (made.dims or made.kind in _KEEPING or _is_of_features(graph, made)):
             dim = made.dims[dim % len(made.dims)] if made.dims else dim
             made = graph.nodes[made.behind[0]]
         shape = made.shape or ()
@@ -52,6 +52,12 @@ def padded_ends(graph: LossGraph) -> Iterator[PaddedEnd]:
             padded = shape[1] - (blocks[-1][1] if is_reached else 0)
             if padded:
                 yield PaddedEnd(node, padded, shape[1])
+
+
+def _is_of_features(graph: LossGraph, node: Node) -> bool:
+    """Whether a node takes some values of each step of each sequence, as those of one direction."""
+    behind = graph.nodes[node.behind[0]].shape or ()
+    return node.kind == "SliceBackward" and (node.shape or (0,))[:-1] == behind[:-1]
 
 
 def _blocks(graph: LossGraph, copy: Node) -> list[tuple[int, int]]:

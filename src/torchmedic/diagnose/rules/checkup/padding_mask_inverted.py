@@ -44,7 +44,7 @@ def check(evidence: CheckUp) -> Draft | None:
 
 
 def _mask_made(node: Node) -> Location | None:
-    """The only statement of the function that sets the variable which the call was given as its padding mask."""
+    """The expression that a call was given as its padding mask, or the only one that its variable was set to."""
     spot = spot_of(node.birth.sites[0]) if node.birth is not None and node.birth.sites else None
     tree = syntax_tree(spot.file) if spot is not None else None
     if spot is None or tree is None:
@@ -52,11 +52,12 @@ def _mask_made(node: Node) -> Location | None:
     around = innermost(tree, spot.line, FUNCTIONS) or tree
     calls = [call for call in ast.walk(around) if isinstance(call, ast.Call) and call.lineno == spot.line]
     given = [word.value for call in calls for word in call.keywords if str(word.arg).endswith("key_padding_mask")]
-    names = {value.id for value in given if isinstance(value, ast.Name)}
-    found = [
-        each
-        for each in ast.walk(around)
-        if isinstance(each, ast.Assign) and any(isinstance(to, ast.Name) and to.id in names for to in each.targets)
-    ]
+    if len(given) == 1 and isinstance(given[0], ast.Name):
+        name = given[0].id
+        given = [
+            each.value
+            for each in ast.walk(around)
+            if isinstance(each, ast.Assign) and any(isinstance(to, ast.Name) and to.id == name for to in each.targets)
+        ]
     label = "is True for the tokens, which are hidden by that"
-    return node_location("cause", spot.file, found[0].value, label) if len(found) == 1 and len(names) == 1 else None
+    return node_location("cause", spot.file, given[0], label) if len(given) == 1 else None
