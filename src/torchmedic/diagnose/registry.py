@@ -311,6 +311,8 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.policy_pulled_wrong_way",
     "checkup.target_in_sight",
     "checkup.labels_shifted_twice",
+    "checkup.padding_read_as_last_step",
+    "checkup.padding_mask_inverted",
     "checkup.outdated_amp_names",
     silent=True,
 )

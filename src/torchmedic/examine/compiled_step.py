@@ -12,6 +12,7 @@ from torchmedic.observe.context import ProcessContext
 from torchmedic.replay.isolation.python_state import TooMuchInReach
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.spots import user_spots
 
 _MIN_ROOM = 4  # free memory of a card, as a multiple of the most that was allocated
 _MAX_SECONDS_IN_REACH = 1.0  # to note all that the replay could change
@@ -48,4 +49,6 @@ def run_eagerly(
         played = step.runner.play(context, backward=False)
     except (CannotCut, TooMuchInReach):
         return ()
-    return played.backward_calls[-1].roots if played.error is None and played.backward_calls else ()
+    line = [(spot.file, spot.line) for spot in user_spots(frame)[:1]]  # a replay may call backward on others as well
+    calls = [call for call in played.backward_calls if [(spot.file, spot.line) for spot in call.stack[:1]] == line]
+    return calls[-1].roots if played.error is None and calls else ()

@@ -32,7 +32,8 @@ class DeadEnd(NamedTuple):
     """The inputs to which an operation passes no gradient, by their positions, and why.
 
     `kind` is "equal" for two sides whose gradients cancel, "same" for a loss whose two sides do not differ,
-    "one value" for a norm, "bounds" for a clamp, and "zeros" for a product.
+    "one value" for a norm, "bounds" for a clamp, "zeros" for a product, and "state" for one step of a recurrent layer
+    that begins with zeros.
     """
 
     kind: str
@@ -94,6 +95,10 @@ class DeadEnds(TorchDispatchMode):
             is_equal = torch.equal(left, right) and bool(left.any())
             kind = "equal" if func in _COMBINING else "same"
             return DeadEnd(kind, _COMBINING.get(func, "loss"), (0, 1)) if is_equal else None
+        if func is _aten.mkldnn_rnn_layer.default and len(args[0]) == 1:  # one step of a layer
+            state = args[5]
+            is_empty = _is_readable(state) and not bool(state.any())
+            return DeadEnd("state", "layer", (2,), (1, *state.shape)) if is_empty else None
         if func in _MATRICES:
             places = _MATRICES[func]
             empty = [place for place in places if _is_readable(args[place]) and not bool(args[place].any())]

@@ -64,6 +64,16 @@ def loss_of_knowing_nothing(root: torch.Tensor, classes: int) -> float | None:
     return None
 
 
+def first_loss_expected(graph: LossGraph, roots: list[torch.Tensor]) -> float | None:
+    """The loss of a model that knows nothing, for a graph of one loss function; None where that is open."""
+    number = graph.roots[0].node if len(roots) == 1 else None
+    birth = graph.nodes[number].birth if number is not None else None
+    call = birth.loss if birth is not None else None
+    if call is None or len(call.shape) < 1:
+        return None
+    return loss_of_knowing_nothing(roots[0], call.shape[1] if len(call.shape) > 1 else call.shape[0])
+
+
 def largest_given(kind: str, raw: Any) -> torch.Tensor | None:
     """The largest value of the data that a first layer was given; stays on its device."""
     name, position = _GIVEN.get(kind, ("", 0))

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import normalisations, shown_targets, targets
+from torchmedic.observe.checkup import normalisations, padding_masks, same_tokens, shown_targets, targets
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
     factor_of,
+    first_loss_expected,
     is_closed,
     is_mixed,
     largest_given,
-    loss_of_knowing_nothing,
     shape_of_factor,
     signed_kind,
 )
@@ -127,9 +127,12 @@ class LossGraph:
             self._by_sequence = {node.sequence: node for node in self.nodes}
             self.outside = targets.outside(self)  # by the identity of a loss call: targets out of range, of all
             self.sights: list[shown_targets.Sight] = []
+            self.inverted_masks: list[padding_masks.InvertedMask] = []
             with suppress(RuntimeError):  # a tensor of the graph is freed, or overwritten since
-                self.sights = shown_targets.find(self, self._numbers) if self._may_read and self.complete else []
-            self.untrained = self._of_knowing_nothing(tensors) if step == 0 else None
+                finders = (shown_targets.find, same_tokens.find) if self._may_read and self.complete else ()
+                self.sights = [sight for find in finders for sight in find(self, self._numbers)]
+                self.inverted_masks = padding_masks.find(self, self._numbers) if finders else []
+            self.untrained = first_loss_expected(self, tensors) if step == 0 else None
         self._numbers.clear()
 
     def made(self, sequence: int | None) -> Node | None:
@@ -227,6 +230,7 @@ class LossGraph:
         places += [(root, "value", root.value) for root in self.roots]
         places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "still", "zero")]
         places += [(sight, name, getattr(sight, name)) for sight in self.sights for name in ("is_shifted", "is_open")]
+        places += [(mask, "is_inverted", mask.is_inverted) for mask in self.inverted_masks]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
         tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]
@@ -290,12 +294,3 @@ class LossGraph:
                 node.closed = is_closed(node.kind, raw)
                 node.largest = largest_given(node.kind, raw) if self.step == 0 else None
             self._measured += node.closed is not None
-
-    def _of_knowing_nothing(self, roots: list[torch.Tensor]) -> float | None:
-        if len(roots) != 1 or self.roots[0].node is None:
-            return None
-        birth = self.nodes[self.roots[0].node].birth
-        call = birth.loss if birth is not None else None
-        if call is None or len(call.shape) < 1:
-            return None
-        return loss_of_knowing_nothing(roots[0], call.shape[1] if len(call.shape) > 1 else call.shape[0])

@@ -26,7 +26,7 @@ _OF_LAYERS = ("AddmmBackward", "MmBackward", "ConvolutionBackward", "ReluBackwar
 
 
 def are_remarkable(graph: LossGraph) -> bool:
-    if softmaxes_of_one(graph) or attention_over_batch(graph):
+    if softmaxes_of_one(graph) or attention_over_batch(graph) or attention_over_queries(graph):
         return True
     return any(wrongly_normalised(graph)) or any(not_normalised(graph)) or any(read_by_rows(graph))
 
@@ -113,18 +113,47 @@ def attention_over_batch(graph: LossGraph) -> list[Node]:
     """Softmaxes over the examples of a batch whose results weigh the values of each example in a batched product."""
     examples = {call.shape[0] for call in graph.losses() if call.shape}
     found: list[Node] = []
+    for node in _attention_weights(graph):
+        shape = node.shape or ()
+        # A loss may be given all positions of all examples in one dimension.
+        if node.dim in (0, -len(shape)) and shape[0] > 1:
+            found += [] if examples.isdisjoint((shape[0], shape[0] * shape[-2])) else [node]
+    return found
+
+
+def attention_over_queries(graph: LossGraph) -> list[Node]:
+    """Softmaxes of self-attention over the positions that ask, or over the heads, instead of those that are asked."""
+    found: list[Node] = []
+    for node in _attention_weights(graph, first=True):
+        shape, dim = node.shape or (), (node.dim or 0) % len(node.shape or (0,))
+        is_over_others = dim == len(shape) - 2 or 0 < dim < len(shape) - 2
+        if is_over_others and shape[dim] > 1 and shape[-1] == shape[-2] > 1 and _is_of_itself(graph, node):
+            found.append(node)
+    return found
+
+
+def _attention_weights(graph: LossGraph, *, first: bool = False) -> Iterator[Node]:
+    """The softmaxes of three dimensions or more whose results, as they are, are a factor of a batched product."""
     for product in graph.nodes:
-        for number in product.behind if product.kind == "BmmBackward" else ():
+        for place, number in product.inputs() if product.kind == "BmmBackward" else ():
             weights = node = graph.nodes[number]
             while len(node.behind) == 1 and node.kind in _KEEPING_ROWS:
                 node = graph.nodes[node.behind[0]]
             shape = node.shape or ()
-            is_over_first = node.kind == "SoftmaxBackward" and node.dim in (0, -len(shape)) and len(shape) > 2
-            # A loss may be given all positions of all examples in one dimension.
-            is_batch = is_over_first and shape[0] > 1 and not examples.isdisjoint((shape[0], shape[0] * shape[-2]))
-            if is_batch and (weights.shape or ())[-2:] == shape[-2:]:
-                found.append(node)
-    return found
+            if node.kind != "SoftmaxBackward" or node.dim is None or len(shape) < 3 or (first and place):
+                continue
+            if (weights.shape or ())[-2:] == shape[-2:]:
+                yield node
+
+
+def _is_of_itself(graph: LossGraph, node: Node) -> bool:
+    """Whether scores are products of values that were computed from the same values, as those of self-attention."""
+    while node.behind and node.kind != "BmmBackward":
+        node = graph.nodes[node.behind[0]]
+    if len(node.behind) != 2:
+        return False
+    left, right = (graph.below(number) for number in node.behind)
+    return any(graph.nodes[number].leaf is None for number in left & right)
 
 
 def _before_reordering(graph: LossGraph, node: Node | None, axis: int) -> tuple[Node | None, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchmedic.observe.checkup import mixed_dimensions, normalisations
 from torchmedic.observe.checkup.graph_facts import activation_of, is_stretched, is_too_high, promotions
 from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.observe.checkup.padded_ends import padded_ends
 from torchmedic.observe.checkup.policy_terms import are_remarkable
 from torchmedic.observe.checkup.targets import PAIRED
 from torchmedic.observe.checkup.zero_weights import zero_product
@@ -24,6 +25,8 @@ def is_remarkable(graph: LossGraph) -> bool:
         or bool(promotions(graph))
         or any(mixed_dimensions.mixing_views(graph))
         or any(mixed_dimensions.layers_with_wrong_layout(graph))
+        or any(padded_ends(graph))
+        or any(mask.is_inverted for mask in graph.inverted_masks)
         or (graph.has_distributions and are_remarkable(graph))
         or normalisations.are_remarkable(graph)
         or graph.lost_terms is not None

@@ -3,14 +3,16 @@
 The targets of a language model are its input, one position later. Then no position may see a later one. What each
 position sees is in the graph: the weights of attention, the mask that a fused attention was given, or a recurrence that
 runs in both directions. A way back to the tokens that passes a single vector for the whole sequence, as in an
-autoencoder, does not count, nor do targets that two sequences show, as in a model that gives back its input.
+autoencoder, does not count, nor do targets that two sequences show, as in a model that gives back its input. Positions
+whose targets the loss leaves out, as the prefix that a model is given as a whole, may see each other. Targets that are
+two positions later were shifted twice. Targets that were not moved at all are looked for in `same_tokens`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,13 +22,13 @@ if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
     from torchmedic.observe.checkup.node_births import LossCall
 
-_MIN_LENGTH = 6
-_MIN_TOKENS = 24
-_MAX_TOKENS = 1 << 22
-_LEAST_WEIGHT = 1e-20  # of attention: what a mask hides has 0
-_LEAST_MASK = -1e3  # what is added to a score that is not hidden
-_HALF = 0.5
-_SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
+MIN_LENGTH = 6
+MIN_TOKENS = 24
+MAX_TOKENS = 1 << 22
+LEAST_WEIGHT = 1e-20  # of attention: what a mask hides has 0
+LEAST_MASK = -1e3  # what is added to a score that is not hidden
+HALF = 0.5
+SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
 _BETWEEN = frozenset(  # attention weights and their product with the values
     "ViewBackward UnsafeViewBackward ReshapeAliasBackward ExpandBackward CloneBackward NativeDropoutBackward "
     "ToCopyBackward".split()
@@ -36,88 +38,116 @@ _NORMS_OVER_ITEMS = ("NativeBatchNormBackward", "CudnnBatchNormBackward")
 
 
 class Sight:
-    """One operation by which predictions may see later tokens. The numbers are tensors until they are read."""
+    """One operation by which predictions may see their targets. The numbers are tensors until they are read.
 
-    def __init__(self, call: LossCall, node: Node, is_shifted: Any, is_open: Any, ahead: int = 1) -> None:
+    Args:
+        call: Of the loss.
+        node: The operation.
+        is_shifted: Whether the targets are the tokens of the input, `later` positions later.
+        is_open: Whether a position sees the one that is so much later.
+        later: 1 for the next token, 0 for the token of the position itself, 2 for one that was shifted twice.
+    """
+
+    def __init__(self, call: LossCall, node: Node, is_shifted: Any, is_open: Any, later: int = 1) -> None:
         self.call = call
         self.node = node
-        self.is_shifted = is_shifted  # whether the targets are the tokens of the input, so many positions later
-        self.is_open = is_open  # whether a position sees the next one
-        self.ahead = ahead  # positions; the next token is not predicted at all where there are two
+        self.is_shifted = is_shifted
+        self.is_open = is_open
+        self.later = later
 
 
 def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
     """What may show the targets of a graph that was just walked."""
-    tables = [raw for raw, number in raws.items() if graph.nodes[number].kind == "EmbeddingBackward"]
-    losses = [raw for raw, number in raws.items() if graph.nodes[number].kind.startswith("NllLoss")]
-    birth = graph.nodes[raws[losses[0]]].birth if len(losses) == 1 and tables else None
-    if birth is None or birth.loss is None:
+    call, given, target = compared(graph, raws)
+    if call is None:
         return []
-    call, target = birth.loss, losses[0]._saved_target
-    given = [(raws[raw], raw._saved_indices) for raw in tables]
-    known = [(number, shifted, along) for number, tokens in given for shifted, along in _shifts(tokens, target)]
-    node = graph.nodes[raws[losses[0]]]
-    later = [Sight(call, node, is_later, True, 2) for _, tokens in given for is_later, _ in _shifts(tokens, target, 2)]
-    for sight, (_, is_next, _) in itertools.product(later, known):
-        sight.is_shifted = sight.is_shifted & ~is_next
+    known = [(number, shift) for number, tokens in given for shift in shifts(tokens, target)]
+    node = graph.made(call.sequence)
+    twice = [shift for _, tokens in given for shift in shifts(tokens, target, 2)] if node is not None else []
+    found = [Sight(call, node, shift.is_meant, True, 2) for shift in twice if node is not None]
+    for sight, (_, shift) in itertools.product(found, known):
+        sight.is_shifted = sight.is_shifted & ~shift.is_meant
     if len(known) != 1:
-        return later if not known else []
-    number, is_shifted, length = known[0]
+        return found if not known else []
+    number, (is_shifted, length, counted) = known[0]
     count = next(tokens.numel() for at, tokens in given if at == number)
     sequences = count // length
     if sequences in (length, length - 1) and any(isinstance(layer_of(node), torch.nn.RNNBase) for node in graph.nodes):
         return []  # a hidden state has an entry per sequence, and as many as there are positions
-    kept = _kept(graph, call, length, count)
-    shown = _above(graph, number, kept)
-    found: list[Sight] = later
+    shown = above(graph, number, kept(graph, call, length, count))
     for raw, at in raws.items():
         node = graph.nodes[at]
         if at in shown:
-            is_open = _openness(graph, node, raw, length, shown)
+            is_open = _openness(graph, node, raw, counted, shown)
             if is_open is not None:
                 found.append(Sight(call, node, is_shifted, is_open))
     return found
 
 
-def _shifts(tokens: torch.Tensor, target: torch.Tensor, ahead: int = 1) -> list[tuple[torch.Tensor, int]]:
-    """For each dimension that may be that of the positions: whether targets are later tokens, and their length.
+def compared(
+    graph: LossGraph, raws: Mapping[Any, int]
+) -> tuple[LossCall | None, list[tuple[int, torch.Tensor]], torch.Tensor]:
+    """The only loss over classes of a graph (or None), the nodes and indices of its embeddings, and the targets."""
+    tables = [raw for raw, number in raws.items() if graph.nodes[number].kind == "EmbeddingBackward"]
+    losses = [raw for raw, number in raws.items() if graph.nodes[number].kind.startswith("NllLoss")]
+    birth = graph.nodes[raws[losses[0]]].birth if len(losses) == 1 and tables else None
+    if birth is None or birth.loss is None:
+        return None, [], torch.empty(0)
+    return birth.loss, [(raws[raw], raw._saved_indices) for raw in tables], losses[0]._saved_target
 
-    `ahead` is how many positions later. Targets of two positions later are not those of one position later, too.
+
+class Shift(NamedTuple):
+    """Targets that may be tokens of the input, some positions later."""
+
+    is_meant: torch.Tensor  # whether they are
+    length: int  # of a sequence
+    counted: torch.Tensor  # the positions of each sequence that have a target, without the last ones
+
+
+def shifts(tokens: torch.Tensor, target: torch.Tensor, later: int = 1) -> list[Shift]:
+    """For each dimension that may be that of the positions: whether targets are the tokens so many positions later.
+
+    Targets of two positions later are not those of one position later, too.
     """
-    if tokens.dim() != 2 or not _MIN_TOKENS <= tokens.numel() <= _MAX_TOKENS or tokens.device != target.device:
+    if tokens.dim() != 2 or not MIN_TOKENS <= tokens.numel() <= MAX_TOKENS or tokens.device != target.device:
         return []
-    found: list[tuple[torch.Tensor, int]] = []
+    found: list[Shift] = []
     for dim in (0, 1):
         length = tokens.shape[dim]
-        kept = target.numel() // (tokens.numel() // length)
-        if length < _MIN_LENGTH or kept * (tokens.numel() // length) != target.numel():
+        sequences = tokens.numel() // length
+        given = target.numel() // sequences  # targets of a sequence
+        if length < MIN_LENGTH or given * sequences != target.numel() or not length - later <= given <= length:
             continue
-        if not length - ahead <= kept <= length:
-            continue
-        sizes = [kept if each == dim else size for each, size in enumerate(tokens.shape)]
-        wanted = target.reshape(sizes).narrow(dim, 0, length - ahead)
-        before, after = tokens.narrow(dim, 0, length - ahead), tokens.narrow(dim, ahead, length - ahead)
+        sizes = [given if each == dim else size for each, size in enumerate(tokens.shape)]
+        wanted = target.reshape(sizes).narrow(dim, 0, length - later)
+        before, after = tokens.narrow(dim, 0, length - later), tokens.narrow(dim, later, length - later)
         is_meant = ((wanted == after) | (wanted < 0)).all() & (wanted >= 0).any() & (before != after).any()
-        if ahead > 1:
-            is_meant = is_meant & ((wanted != tokens.narrow(dim, 1, length - ahead)) & (wanted >= 0)).any()
-        found.append((is_meant, length))
-    return [each for each in found if bool(each[0])] if tokens.is_cpu else found[-1:]
+        if later > 1:
+            is_meant = is_meant & ((wanted != tokens.narrow(dim, 1, length - later)) & (wanted >= 0)).any()
+        found.append(Shift(is_meant, length, (wanted >= 0).movedim(dim, 1)))
+    return [each for each in found if bool(each.is_meant)] if tokens.is_cpu else found[-1:]
 
 
-def _kept(graph: LossGraph, call: LossCall, length: int, count: int) -> set[int]:
-    """The nodes that lead to the scores by values that have an entry per position, and not one for a whole sequence."""
+def kept(graph: LossGraph, call: LossCall, length: int, count: int, *, is_whole: bool = False) -> set[int]:
+    """The nodes that lead to the scores by values that have an entry per position, and not one for a whole sequence.
+
+    Args:
+        graph: The graph.
+        call: Of the loss.
+        length: Of a sequence.
+        count: Of tokens.
+        is_whole: No position may be left out on the way.
+    """
     start = graph.made(call.sequence)
     pending: list[tuple[int, Any]] = [(start.number, None)] if start is not None else []
     seen = set[int]()
-    flat = (
-        (count,),
-        (count - count // length,),
-    )  # all positions in one dimension, or all but the last of each sequence
+    lengths = {length} if is_whole else {length, length - 1}
+    flat = {(count // length * each,) for each in lengths}  # all positions in one dimension
     while pending:
         number, reader = pending.pop()
         node = graph.nodes[number]
         shape, layer = node.shape, layer_of(node)
-        is_kept = shape is None or (len(shape) > 2 and not {length, length - 1}.isdisjoint(shape)) or shape[:1] in flat
+        is_kept = shape is None or (len(shape) > 2 and not lengths.isdisjoint(shape)) or shape[:1] in flat
         is_inside = isinstance(layer, torch.nn.RNNBase) and layer is reader  # computes one position after the other
         if number in seen or not (is_kept or is_inside):
             continue
@@ -128,7 +158,7 @@ def _kept(graph: LossGraph, call: LossCall, length: int, count: int) -> set[int]
     return seen
 
 
-def _above(graph: LossGraph, number: int, kept: set[int]) -> set[int]:
+def above(graph: LossGraph, number: int, kept: set[int]) -> set[int]:
     """The nodes among some whose values are computed from those of a node by way of the others."""
     pending, seen = [number], set[int]()
     while pending:
@@ -139,22 +169,24 @@ def _above(graph: LossGraph, number: int, kept: set[int]) -> set[int]:
     return seen
 
 
-def _openness(graph: LossGraph, node: Node, raw: Any, length: int, shown: set[int]) -> Any:
+def _openness(graph: LossGraph, node: Node, raw: Any, counted: torch.Tensor, shown: set[int]) -> Any:
     """Whether a node shows later positions to each position; None if it cannot.
 
     Args:
         graph: The graph.
         node: The node.
         raw: The same as torch has it.
-        length: Of a sequence.
+        counted: The positions of each sequence that have a target, without the last one.
         shown: The nodes whose values are computed from the tokens, position by position.
     """
-    layer = layer_of(node)
+    layer, length = layer_of(node), counted.shape[1] + 1
     if isinstance(layer, torch.nn.RNNBase):
         return True if layer.bidirectional and _gives_both_directions(graph, node, layer) else None
-    if node.kind in _SOFTMAXES and signed(int(raw._saved_dim)) in (-1, len(node.shape or ()) - 1):
+    if node.kind in SOFTMAXES and signed(int(raw._saved_dim)) in (-1, len(node.shape or ()) - 1):
         is_square = (node.shape or ())[-2:] == (length, length)
-        return _sees_next(raw._saved_result, _LEAST_WEIGHT) if is_square and _weighs(graph, node, shown) else None
+        if not is_square or not weighs(graph, node, shown):
+            return None
+        return _sees_next(raw._saved_result, LEAST_WEIGHT, counted)
     if not node.kind.startswith("ScaledDotProduct") or len(node.behind) < 3:
         return None
     if node.behind[1] not in shown or getattr(raw, "_saved_is_causal", True):
@@ -165,7 +197,7 @@ def _openness(graph: LossGraph, node: Node, raw: Any, length: int, shown: set[in
     mask = getattr(raw, "_saved_attn_mask", getattr(raw, "_saved_attn_bias", None))
     if mask is None or mask.shape[-2] == 1:
         return True
-    return _sees_next(mask, _LEAST_MASK) if mask.shape[-2:] == (length, length) else None
+    return _sees_next(mask, LEAST_MASK, counted) if mask.shape[-2:] == (length, length) else None
 
 
 def _gives_both_directions(graph: LossGraph, node: Node, layer: torch.nn.RNNBase) -> bool:
@@ -188,11 +220,11 @@ def layer_of(node: Node) -> torch.nn.Module | None:
     return node.birth.layer() if node.birth is not None and node.birth.layer is not None else None
 
 
-def _weighs(graph: LossGraph, node: Node, shown: set[int]) -> bool:
+def weighs(graph: LossGraph, node: Node, shown: set[int]) -> bool:
     """Whether attention weights, as they are, are a factor of a product with values that the tokens made."""
     for reader in graph.readers(node):
         if reader.kind in _BETWEEN or _is_dropout(node, reader):
-            if _weighs(graph, reader, shown):
+            if weighs(graph, reader, shown):
                 return True
         elif reader.kind in ("BmmBackward", "MmBackward") and len(reader.behind) == 2:
             other = [number for number in reader.behind if number != node.number]
@@ -208,7 +240,14 @@ def _is_dropout(node: Node, reader: Node) -> bool:
     return isinstance(layer_of(reader), torch.nn.Dropout) or reader.birth.sites[:1] == node.birth.sites[:1] != ()
 
 
-def _sees_next(table: torch.Tensor, least: float) -> torch.Tensor:
-    """Whether most positions see the next one, some of the last quarter among them."""
+def _sees_next(table: torch.Tensor, least: float, counted: torch.Tensor) -> torch.Tensor:
+    """Whether most positions with a target see the next one, some of the last quarter among them."""
     steps = table.detach().diagonal(offset=1, dim1=-2, dim2=-1) > least
-    return (steps.float().mean() > _HALF) & steps[..., -(steps.shape[-1] // 4) :].any()
+    sequences, between = counted.shape
+    if steps.numel() // between % sequences:  # one table for all sequences
+        sequences, counted = 1, counted.any(0)
+    steps, counted = torch.broadcast_tensors(steps.reshape(sequences, -1, between), counted.reshape(-1, 1, between))
+    seen = steps & counted
+    is_most: torch.Tensor = seen.sum() > HALF * counted.sum()
+    is_late: torch.Tensor = seen[..., -(between // 4) :].any()
+    return is_most.logical_and(is_late)

@@ -24,12 +24,14 @@ from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 
 _MIN_CALLS = 2  # of a layer that is given zeros: a single call, as with the first state, may be meant
 _MAX_NAMES = 3
+_OF_ZEROS = {"zeros", "state"}
 _WHY = {
     "equal": "both sides of the {} are equal in every value, so it is constant and its gradients cancel",
     "same": "the {} is given the same values on both sides, so it is 0 and so is each gradient",
     "one value": "a {} over one value gives the same result for every input",
     "bounds": "the lower bound of the {} is above its upper bound, so it gives the upper bound for every input",
     "zeros": "the layer is given nothing but zeros in each of its calls, so its weights have no effect",
+    "state": "the {} begins with a state of zeros in each of its calls, so its recurrent weights have no effect",
 }
 _LABELS = {
     "equal": "both sides are equal",
@@ -37,6 +39,7 @@ _LABELS = {
     "one value": "normalises over one value",
     "bounds": "the bounds are exchanged",
     "zeros": "is given nothing but zeros",
+    "state": "begins with zeros in each call",
 }
 _HELP = {
     "equal": "take one of the two sides from where it differs: earlier values, another example, another model",
@@ -44,6 +47,7 @@ _HELP = {
     "one value": "leave the norm out where there is a single value",
     "bounds": "exchange the two bounds",
     "zeros": "pass the result of one call on to the next call, as the hidden state",
+    "state": "pass the state that one call returns on to the next call",
 }
 
 
@@ -56,11 +60,13 @@ def check(evidence: CheckUp) -> Draft | None:
         of_weights = [(tensor, _node_of(graph, tensor)) for tensor in _candidates(evidence, graph)]
         lost = [tensor for tensor, node in of_weights if node is not None and node.number not in reached]
         ends = [node for node in graph.nodes if node.number in reached and node.sequence in graph.dead_ends]
-        ends = [node for node in ends if graph.dead_ends[node.sequence].kind != "zeros" or _may_be_state(graph, node)]
+        ends = [
+            node for node in ends if graph.dead_ends[node.sequence].kind not in _OF_ZEROS or _may_be_state(graph, node)
+        ]
         for tensor in lost:
             found = [node for node in ends if _leads_to(graph, node, tensor)]
             kinds = {graph.dead_ends[node.sequence].kind for node in found}
-            if found and (kinds != {"zeros"} or len(found) >= _MIN_CALLS):
+            if found and (not kinds <= _OF_ZEROS or len(found) >= _MIN_CALLS):
                 return _diagnosis(evidence, graph, max(found, key=lambda node: node.sequence), lost)
         of_data = [node for node in ends if graph.dead_ends[node.sequence].kind == "one value" and 0 in node.missing]
         if of_data:
@@ -99,7 +105,7 @@ def _leads_to(graph: LossGraph, node: Node, tensor: torch.Tensor) -> bool:
     dead = graph.dead_ends[node.sequence]
     open_ways = behind(node, dead)
     closed = [number for number in node.behind if number not in open_ways]
-    if dead.kind == "zeros":  # what else lies behind the other factor is not the layer
+    if dead.kind in _OF_ZEROS:  # what else lies behind the other factor is not the layer
         return any(graph.value_of(graph.nodes[number]) is _node_of(graph, tensor) for number in closed)
     return any(leaf is tensor for number in closed for leaf in graph.leaves_below(number))
 

@@ -2,8 +2,8 @@
 
 What: `nll_loss` or `cross_entropy` was given the result of a `softmax` or `log_softmax` over another dimension than the
 dimension of the classes, which is dimension 1. Or a cross entropy that is written out takes one class of each row of
-such a result, or adds up each row. Or attention weights are normalised over the examples of a batch. Or `nll_loss`
-or `ctc_loss` was given scores that are not normalised at all.
+such a result, or adds up each row. Or attention weights are normalised over the examples of a batch, over the heads, or
+over the positions that ask. Or `nll_loss` or `ctc_loss` was given scores that are not normalised at all.
 
 Why: with `dim=0` the probabilities of one class add up to 1 over the batch, so the examples of a batch compete with
 each other. The loss does not fall when the right class gets a higher score than the others, and the result depends on
@@ -21,6 +21,7 @@ from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
 from torchmedic.observe.checkup.normalisations import (
     attention_over_batch,
+    attention_over_queries,
     not_normalised,
     read_by_rows,
     wrongly_normalised,
@@ -36,6 +37,8 @@ def check(evidence: CheckUp) -> Draft | None:
             return _of_rows(evidence, graph, reader, node)
         for node in attention_over_batch(graph):
             return _of_attention(evidence, graph, node)
+        for node in attention_over_queries(graph):
+            return _of_queries(evidence, graph, node)
         for call, node in not_normalised(graph):
             return _of_scores(evidence, graph, call, node)
     return None
@@ -90,6 +93,21 @@ def _of_attention(evidence: CheckUp, graph: LossGraph, node: Node) -> Draft:
     draft.at(evidence.of_node("cause", node, "adds up to 1 over the batch"))
     draft.because(f"the scores have the shape {shape}: the {shape[0]} examples of a batch compete with each other")
     draft.help("write `dim=-1`, the dimension of the positions", safety="changes-training")
+    return draft.about(step=graph.step).rated("warning")
+
+
+def _of_queries(evidence: CheckUp, graph: LossGraph, node: Node) -> Draft:
+    shape = list(node.shape or ())
+    dim = (node.dim or 0) % len(shape)
+    over = "the positions that ask" if dim == len(shape) - 2 else "the heads"
+    draft = check.draft(evidence, "likely")
+    draft.message = f"the attention weights are normalised over {over} instead of the positions that are asked"
+    draft.cause = (
+        f"`softmax` was taken over dimension {dim}, and the product with the values adds up over the last dimension"
+    )
+    draft.at(evidence.of_node("cause", node, f"adds up to 1 over dimension {dim}"))
+    draft.because(f"the scores have the shape {shape}: the weights of one position do not add up to 1")
+    draft.help("write `dim=-1`, the dimension of the positions that are asked", safety="changes-training")
     return draft.about(step=graph.step).rated("warning")
 
 

@@ -1,14 +1,16 @@
 """A sequence model sees the tokens that it is to predict: later positions are not hidden.
 
 What: the targets of the loss are the input tokens, one position later. Attention without a mask, with a mask that hides
-the wrong half or one position too few, or a recurrence in both directions shows each position the next token.
+the wrong half or one position too few, or a recurrence in both directions shows each position the next token. Or the
+targets of a model that hides the later positions are the input tokens themselves: they were not moved by a position.
 
 Why: the model copies the next token instead of predicting it. The loss falls to almost nothing, also on text that
 cannot be predicted, and what the model generates is worthless, since there the next token is not known. No error is
 raised.
 
 Cure: hide all later positions: a boolean mask `torch.triu(torch.ones(T, T, dtype=torch.bool), diagonal=1)` of what is
-hidden, or `is_causal=True` for `scaled_dot_product_attention`. Use a recurrence that runs forwards only.
+hidden, or `is_causal=True` for `scaled_dot_product_attention`. Use a recurrence that runs forwards only. Compare the
+scores of position t with token t + 1.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _MAX_BETWEEN = 6  # nodes between a mask and the softmax
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
         for sight in graph.sights:
-            if sight.is_shifted and sight.is_open and sight.ahead == 1:
-                return _diagnosis(evidence, graph, sight)
+            if sight.is_shifted and sight.is_open and sight.later < 2:
+                return _diagnosis(evidence, graph, sight) if sight.later else _of_same_tokens(evidence, graph, sight)
     return None
 
 
@@ -54,6 +56,20 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, sight: Sight) -> Draft:
         )
     draft.at(evidence.at("surfaced", sight.call.sites, "the targets are the input, one position later"))
     draft.because(f"the targets were compared with the tokens of the input, in step {graph.step}")
+    return draft.about(step=graph.step).rated("warning")
+
+
+def _of_same_tokens(evidence: CheckUp, graph: LossGraph, sight: Sight) -> Draft:
+    draft = check.draft(evidence, "likely")
+    draft.message = "the model is to predict the tokens that it is given, and not the next ones"
+    draft.cause = "the targets are the input, position by position, and each position sees its own token"
+    draft.at(evidence.at("cause", sight.call.sites, "the targets are not moved by one position"))
+    draft.at(evidence.of_node("surfaced", sight.node, "a position sees itself and no later one"))
+    draft.because(f"the targets were compared with the tokens of the input, in step {graph.step}")
+    draft.help(
+        "compare position t with token t + 1: the input is `tokens[:, :-1]`, the targets are `tokens[:, 1:]`",
+        safety="changes-training",
+    )
     return draft.about(step=graph.step).rated("warning")
 
 

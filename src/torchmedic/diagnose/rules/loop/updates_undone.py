@@ -5,7 +5,8 @@ last update counts next to nothing. Or weight decay takes so much of each weight
 update that nothing is left of an update after a few others.
 
 Why: the weights are initialised in the function that trains one batch. The averaged weights of an evaluation are copied
-into the model and not replaced by its own afterwards. Or the weight decay is as large as a learning rate, or larger.
+into the model and not replaced by its own afterwards, or the average is written to the model instead of the copy that
+is to follow it. Or the weight decay is as large as a learning rate, or larger.
 
 Cure: initialise the weights once, before the loop, and put the model's own weights back after an evaluation.
 Lower the weight decay; 0.0001 to 0.1 is usual.
@@ -43,6 +44,8 @@ def _overwritten(evidence: LoopEvidence, incident: UpdatesUndone) -> Draft:
         f"the weights were written to after each of the last {count(incident.updates, 'update')}",
         "all matrices of the optimizer were compared before an update, after it, and before the next one",
     )
+    if not incident.is_new:
+        draft.help("where an average is to follow the model, write the new average to the copy, and not to the model")
     draft.help("initialise or replace the weights once, before the loop, and not in each step")
     return draft.rated("warning")
 
