@@ -186,7 +186,8 @@ _Text = tuple[str, str, tuple[tuple[int, ...], ...], tuple[str, ...], int | None
 @functools.lru_cache(maxsize=256)
 def _decoded(text: bytes) -> _Text:
     """The text of a slot; most slots have one of a few texts."""
-    return msgspec.json.decode(text, type=_Text)
+    found: _Text = msgspec.json.decode(text, type=_Text)
+    return found
 
 
 def _read_table(data: bytes) -> Sites:

@@ -162,7 +162,7 @@ class Recorder:
             if marks is not None:
                 self._mark(marks.forward, marks.counts, 0)
             if self.facts is not None:
-                self.facts.forward(module, (args[1:], kwargs))
+                self.facts.forward(args, kwargs)
 
     def _wraps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings.
