@@ -35,7 +35,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
 from torchmedic.observe.agent import Agent
-from torchmedic.records.ranks import FORWARD
 
 TARGET = 1.01
 STALL_AFTER = 5.0
@@ -186,10 +185,10 @@ def entry_microseconds(agent: Agent) -> dict[str, float]:
     """The time of one entry of the log: of a forward or backward of a model, and of a collective called from Python."""
     recorder, group, tensor = agent.collectives, dist.group.WORLD, torch.ones(8)
     assert group is not None
-    _, (name, forward, _) = next(iter(recorder._wrappers.values()))
+    marks = next(iter(recorder._models.values()))
 
     def mark() -> None:
-        recorder._mark(FORWARD, name, forward)
+        recorder._mark(marks.forward, marks.counts, 0)
 
     def note() -> None:
         recorder._note_safely("all_reduce", group, ([tensor],), {})

@@ -11,6 +11,7 @@ somebody truncates would kill the process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import struct
 from collections.abc import Iterator
@@ -160,7 +161,7 @@ def _numbered(data: bytes) -> Iterator[tuple[int, int]]:
 def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
     _, when, ordinal, site, length, text, thread, _ = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
     try:
-        op, group, shapes, dtypes, peer, tag = msgspec.json.decode(text[:length], type=_Text)
+        op, group, shapes, dtypes, peer, tag = _decoded(text[:length])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     frames, library = sites[site] if site < len(sites) else ((), ())
@@ -180,6 +181,13 @@ def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
 
 
 _Text = tuple[str, str, tuple[tuple[int, ...], ...], tuple[str, ...], int | None, int]
+
+
+@functools.lru_cache(maxsize=256)
+def _decoded(text: bytes) -> _Text:
+    """The text of a slot; most slots have one of a few texts."""
+    found: _Text = msgspec.json.decode(text, type=_Text)
+    return found
 
 
 def _read_table(data: bytes) -> Sites:

@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import plain_pickle
+from torchmedic.observe.ranks.call_site import CallSites
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
@@ -131,3 +133,27 @@ def test_batches_are_wanted_only_once_there_is_a_loader(tmp_path: Path) -> None:
         facts.updates += 1
         facts.stepped()
     assert wanted == [False, *[True] * 4, *[False] * 4]
+
+
+def test_a_call_site_is_that_of_the_present_callers_and_not_of_the_last_ones(tmp_path: Path) -> None:
+    sites, writer = CallSites(), ring.Ring(tmp_path / ring.FILE, 0, 2)
+
+    def call() -> int:
+        return sites.number(b"all_reduce", writer)
+
+    def deeper() -> int:
+        return call()
+
+    first = [call() for _ in range(3)]
+    second = [call() for _ in range(3)]
+    third = [deeper() for _ in range(3)]
+    assert [len(set(each)) for each in (first, second, third)] == [1, 1, 1]
+    assert len({first[0], second[0], third[0]}) == 3
+    assert sites.number(b"barrier", writer) not in (first[0], second[0], third[0])
+
+    inside: list[int] = []
+    thread = threading.Thread(target=lambda: inside.append(call()))  # a stack that ends elsewhere
+    thread.start()
+    thread.join()
+    assert inside[0] not in (first[0], second[0], third[0])
+    assert call() != inside[0]

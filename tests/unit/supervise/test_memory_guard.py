@@ -90,6 +90,17 @@ def machine(folder: Path, *, pages: int, limit: int, held: int | None = None) ->
     return proc, folder / "cgroup"
 
 
+def test_a_young_run_is_looked_at_often_unless_much_memory_is_left(tmp_path: Path) -> None:
+    guard = MemoryGuard(tmp_path)
+    assert guard.pause < 0.5  # nothing is known yet
+    guard._samples.append(samples(0.1)[0])
+    assert guard.pause < 0.5  # a small limit
+    guard._samples.append(msgspec.structs.replace(samples(8.0)[0], limit=24 * GIB))
+    assert guard.pause == 1.0
+    guard._samples.append(msgspec.structs.replace(samples(13.0)[0], limit=24 * GIB))
+    assert guard.pause < 0.5
+
+
 def test_a_cache_of_files_is_no_use_of_memory(tmp_path: Path) -> None:
     proc, groups = machine(tmp_path, pages=1000, limit=GIB, held=GIB // 10)
     guard = MemoryGuard(tmp_path, proc, groups)

@@ -63,13 +63,13 @@ def without_our_frame(error: BaseException) -> None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
-def notice(owner: Any, name: str, before: Callable[..., object]) -> None:
+def notice(owner: Any, name: str, before: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
     """Call `before` with the arguments of each call of a function, two frames below the caller."""
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            before(*args, **kwargs)
+            before(args, kwargs)
             try:
                 return original(*args, **kwargs)
             except BaseException as error:

@@ -127,10 +127,11 @@ def cheapest_witness(optimizer: Any) -> Witness:
     return Witness(first, False)
 
 
-def is_fine(optimizer: Any, witness: Witness) -> bool:
+def is_fine(optimizer: Any, witness: Witness, *, computes: bool = True) -> bool:
     """Whether the rates and a gradient are finite; False also where that has to be found out in another way.
 
-    Called in nearly every step, so it does by itself what others have functions for.
+    Called in nearly every step, so it does by itself what others have functions for. Without `computes`, it runs no
+    operation of torch.
     """
     groups = optimizer.param_groups
     for group in groups:
@@ -142,23 +143,23 @@ def is_fine(optimizer: Any, witness: Witness) -> bool:
     if place >= len(parameters) or "cpu" in async_devices.devices:
         return False
     parameter = parameters[place]
-    if not parameter.is_cpu:
-        return False
     gradient = parameter.grad
     if gradient is None:
-        return True
-    if type(gradient) is not _Tensor or gradient.requires_grad:
+        return bool(parameter.is_cpu)
+    if type(gradient) is not _Tensor or not gradient.is_cpu:
         return False
-    if not is_vector:
-        return gradient.layout is _STRIDED and (gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient))
     try:
         if plain is not None:
             dtype, size, memory_at, first_bytes = plain
-            if gradient.is_cpu and gradient.dtype is dtype and gradient.numel() == size and gradient.is_contiguous():
+            if gradient.dtype is dtype and gradient.numel() == size and gradient.is_contiguous():
                 address = gradient.data_ptr()  # 0 where the memory has been given back
                 first = memory_at(address).raw[first_bytes] if address else b"\x7f"
                 if not (127 in first or 255 in first):
                     return True
+        if not computes or gradient.requires_grad:
+            return False
+        if not is_vector:
+            return gradient.layout is _STRIDED and (gradient.numel() > _MAX_CHEAP_ELEMENTS or is_finite(gradient))
         return bool(-inf < gradient.sum().item() < inf)
     except (RuntimeError, TypeError):  # the parameter is another one now, or its gradient is sparse
         return False

@@ -164,15 +164,20 @@ class Losses:
         if len(roots) != 1 or self._unscaled is not None:
             return False
         root = roots[0]
-        if type(root) is not _Tensor or root.numel() != 1:
+        if type(root) is not _Tensor:
             return False
         late = self.late
-        if (root.get_device(), root.dtype) == late.place:
+        if late.place is not None and (root.get_device(), root.dtype) == late.place:
+            if root.numel() != 1:
+                return False
             late.hold(root, step, update)
         elif not root.is_cpu or "cpu" in async_devices.devices:
             return False
         else:
-            loss = root.item()
+            try:
+                loss = root.item()
+            except RuntimeError:  # more than one element
+                return False
             trend = self.trends.get(self.key)
             if trend is None or type(loss) is not float or not -self.ceiling < loss < self.ceiling:
                 self.alarm = _NOTED_AFTER_ALARM

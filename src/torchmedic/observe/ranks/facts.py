@@ -60,8 +60,8 @@ class FactsOfRank:
         self.due = 1  # updates after which `stepped` is to be called; the hooks ask for nothing before
         self.begins = True  # whether the hooks are to tell of the beginning of an update
         self._next_sample = 1
-        self._forwards = 0  # that exchange gradients, since the last update
-        self._exchanges = 0  # as above, of all updates
+        self._exchanges = 0  # forwards whose backward exchanges gradients,
+        self._exchanges_before = 0  # and those of earlier updates
         self._micro_steps = 0  # backwards of the update under way
         self._syncs: list[int] = []  # exchanges of the last updates
         self._underway = Underway()
@@ -93,14 +93,13 @@ class FactsOfRank:
         for name, parameter in parameters.items():
             self._names[id(parameter)] = name
 
-    def forward(self, module: Any, inputs: Any) -> None:
-        """A DistributedDataParallel is called, and its backward will exchange gradients."""
-        self._forwards += 1
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A DistributedDataParallel, the first argument, is called, and its backward will exchange gradients."""
         self._exchanges += 1
         if not self._facts.forwards:
-            self._change(forwards=1, is_apart=_may_train_apart(module))
+            self._change(forwards=1, is_apart=_may_train_apart(args[0]))
         if not self._has_loader and self.updates + 1 == self._next_sample > _MIN_UPDATES_BY_HAND:
-            self._given(inputs, sys._getframe(1))
+            self._given((args[1:], kwargs), sys._getframe(1))
 
     @contained("observe.rank_facts")
     def _given(self, inputs: Any, frame: FrameType) -> None:
@@ -194,7 +193,7 @@ class FactsOfRank:
     # Exchanges for one update
 
     def _count_exchanges(self) -> None:
-        forwards, self._forwards = self._forwards, 0
+        forwards, self._exchanges_before = self._exchanges - self._exchanges_before, self._exchanges
         if self._facts.syncs or self.updates > _FIRST_UPDATES:
             return
         self._syncs.append(min(forwards, self._micro_steps))

@@ -41,9 +41,23 @@ _WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` o
 _SENT_SECOND = frozenset({"all_gather", "all_gather_single", "gather", "all_to_all", "reduce_scatter_single"})
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _TO_ONE = frozenset({"send", "recv"})
+_is_grad_enabled = torch.is_grad_enabled
 
 
-Marks = tuple[str, bytes, bytes]  # a group, and the texts of a forward and a backward in it
+class Marks:
+    """The entries of one DistributedDataParallel: a forward and a backward in its group.
+
+    The backward tells models apart by size. All models of a group are counted together.
+    """
+
+    __slots__ = ("backward", "counts", "forward", "model")
+
+    def __init__(self, module: Any, counts: list[int]) -> None:
+        name, size = module.process_group.group_name, sum(each.numel() for each in module.parameters())
+        self.model = weakref.ref(module)
+        self.counts = counts
+        self.forward = described(FORWARD, name, (), (), None)
+        self.backward = described(BACKWARD, name, ((size,),), (), None)
 
 
 class Recorder:
@@ -56,11 +70,11 @@ class Recorder:
         self._ring: Ring | None = None
         self._sites = CallSites()
         self.reducing: Marks | None = None  # of a DistributedDataParallel whose backward has yet to come
-        self._wrappers: dict[int, tuple[weakref.ref[Any], Marks]] = {}  # by identity
+        self._models: dict[int, Marks] = {}  # by identity
         self._texts: dict[Any, bytes] = {}
         self._counts: dict[str, int] = {}
         self._threads: dict[int, int] = {}  # the number of each thread that calls collectives
-        self._marks: dict[tuple[str, str], int] = {}  # by operation and group
+        self._passes: dict[str, list[int]] = {}  # by group: how many forwards and backwards
         self._shut = False
         self._path: Path | None = None
         self._handled = 0, 0  # the identity of an exception, and how many calls were made while it was handled
@@ -91,7 +105,8 @@ class Recorder:
         self._ring = self.facts = self.mail = self.reducing = None
         self._sites.clear()
         self._counts.clear()
-        self._marks.clear()
+        self._models.clear()
+        self._passes.clear()
         self._shut = False
 
     def _around(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,21 +147,24 @@ class Recorder:
             self.mail = StoreMail(store)
             self._open(rank, size)
 
-    def _goes_forward(self, module: Any, /, *args: Any, **kwargs: Any) -> None:
+    def _goes_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
+        module = args[0]
         if (
             module.require_backward_grad_sync
-            and torch.is_grad_enabled()
+            and _is_grad_enabled()
             and not (patches.is_traced() or patches.compiler._is_compiling_flag)
         ):
-            known = self._wrappers.get(id(module))
-            self.reducing = marks = known[1] if known is not None and known[0]() is module else self._marks_of(module)
+            marks = self._models.get(id(module))
+            if marks is None or marks.model() is not module:
+                marks = self._marks_of(module)
+            self.reducing = marks
             if marks is not None:
-                self._mark(FORWARD, marks[0], marks[1])
+                self._mark(marks.forward, marks.counts, 0)
             if self.facts is not None:
-                self.facts.forward(module, (args, kwargs))
+                self.facts.forward(args, kwargs)
 
-    def _wraps(self, *args: Any, **kwargs: Any) -> None:
+    def _wraps(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A DistributedDataParallel is made. A frame around all of its `__init__` would show in torch's warnings.
 
         Its parameters are sent in C++, and must have the same dtypes on all ranks: one parameter of each is noted. Its
@@ -160,29 +178,27 @@ class Recorder:
         """The backward of a DistributedDataParallel: it stands for the collectives in it if the process is killed."""
         marks, self.reducing = self.reducing, None
         if marks is not None:
-            self._mark(BACKWARD, marks[0], marks[2])
+            self._mark(marks.backward, marks.counts, 1)
 
-    def _makes_group(self, *args: Any, **kwargs: Any) -> None:
+    def _makes_group(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not kwargs.get("use_local_synchronization"):  # else only the members of the group make this call
             self._note_safely("new_group", None, args, kwargs)
 
     @contained("observe.ranks")
     def _marks_of(self, module: Any) -> Marks:
-        """The group of a model, and the texts of its forward and backward: the latter tells models apart by size."""
-        name, size = module.process_group.group_name, sum(each.numel() for each in module.parameters())
-        found = name, described(FORWARD, name, (), (), None), described(BACKWARD, name, ((size,),), (), None)
-        self._wrappers = {key: known for key, known in self._wrappers.items() if known[0]() is not None}
-        self._wrappers[id(module)] = weakref.ref(module), found
-        return found
+        counts = self._passes.setdefault(module.process_group.group_name, [0, 0])
+        self._models = {key: known for key, known in self._models.items() if known.model() is not None}
+        marks = self._models[id(module)] = Marks(module, counts)
+        return marks
 
-    def _mark(self, op: str, group: str, text: bytes) -> None:
+    def _mark(self, text: bytes, counts: list[int], which: int) -> None:
         """Note a forward or a backward. No tensor is read, so `contained` need hide nothing: a mark is made often."""
         ring = self._ring
         if ring is None or self.paused:
             return
         try:
-            count = self._marks[op, group] = self._marks.get((op, group), 0) + 1
-            ring.write(text, count, self._sites.number(sys._getframe(1), ring))
+            counts[which] += 1
+            ring.write(text, counts[which], self._sites.number(text, ring))
         except Exception as error:
             self._ring = None
             report_fault("observe.ranks", error)
@@ -219,7 +235,7 @@ class Recorder:
                 self._texts[key] = text
         count = self._counts[name] = self._counts.get(name, 0) + 1
         thread = self._threads.setdefault(get_ident(), len(self._threads))
-        ring.write(text, count, self._sites.number(sys._getframe(2), ring), thread)
+        ring.write(text, count, self._sites.number(text, ring), thread)
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
             self._note_handled(error)

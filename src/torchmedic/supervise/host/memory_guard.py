@@ -1,8 +1,8 @@
 """Samples of the host's memory during the run, and an alarm before memory runs out.
 
-A sample every two seconds while there is much more memory than the run needs, one a second while there is enough or the
-use of memory does not change, five a second when it gets tight. A sample takes some hundred microseconds, most of it
-for files of the kernel.
+A sample every two seconds while there is much more memory than the run needs (every second in a young run), one a
+second while there is enough or the use of memory does not change, five a second when it gets tight. A sample takes some
+hundred microseconds, most of it for files of the kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AMPLE_INTERVAL_SECONDS = 2.0
 _CALM_INTERVAL_SECONDS = 1.0
 _TIGHT_INTERVAL_SECONDS = 0.2
 _SLACK_SECONDS = 0.05  # a look may come a little early
-_YOUNG_RUN_SECONDS = 20.0  # a young run needs more samples to show its growth
+_YOUNG_RUN_SECONDS = 20.0  # a young run needs more samples to show its growth, unless much memory is left
 _YOUNG_INTERVAL_SECONDS = 0.4
 _QUESTION_GROWTH_SHARE = 0.05  # of the limit: growth after which a process is asked what it holds, and asked again
 _QUESTION_INTERVAL_SECONDS = 0.4
@@ -72,9 +72,9 @@ class MemoryGuard:
         """Seconds between two samples."""
         if self._tight or (self._raised is not None and not self._told):
             return _TIGHT_INTERVAL_SECONDS
-        if time.monotonic() - self._began <= _YOUNG_RUN_SECONDS:
-            return _YOUNG_INTERVAL_SECONDS
         is_ample = bool(self._samples) and host_memory.is_ample(self._samples[-1])
+        if time.monotonic() - self._began <= _YOUNG_RUN_SECONDS:
+            return _CALM_INTERVAL_SECONDS if is_ample else _YOUNG_INTERVAL_SECONDS
         return _AMPLE_INTERVAL_SECONDS if is_ample else _CALM_INTERVAL_SECONDS
 
     def look(self, pids: Iterable[int]) -> None:
