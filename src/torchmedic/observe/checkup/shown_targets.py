@@ -3,7 +3,8 @@
 The targets of a language model are its input, one position later. Then no position may see a later one. What each
 position sees is in the graph: the weights of attention, the mask that a fused attention was given, or a recurrence that
 runs in both directions. A way back to the tokens that passes a single vector for the whole sequence, as in an
-autoencoder, does not count, nor do targets that two sequences show, as in a model that gives back its input.
+autoencoder, does not count, nor do targets that two sequences show, as in a model that gives back its input. Positions
+whose targets the loss leaves out, as the prefix that a model is given as a whole, may see each other.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
         return []
     call, target = birth.loss, losses[0]._saved_target
     given = [(raws[raw], raw._saved_indices) for raw in tables]
-    known = [(number, shifted, along) for number, tokens in given for shifted, along in _shifts(tokens, target)]
+    known = [(number, *shift) for number, tokens in given for shift in _shifts(tokens, target)]
     if len(known) != 1:
         return []
-    number, is_shifted, length = known[0]
+    number, is_shifted, length, counted = known[0]
     count = next(tokens.numel() for at, tokens in given if at == number)
     sequences = count // length
     if sequences in (length, length - 1) and any(isinstance(layer_of(node), torch.nn.RNNBase) for node in graph.nodes):
@@ -67,17 +68,20 @@ def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[Sight]:
     for raw, at in raws.items():
         node = graph.nodes[at]
         if at in shown:
-            is_open = _openness(graph, node, raw, length, shown)
+            is_open = _openness(graph, node, raw, counted, shown)
             if is_open is not None:
                 found.append(Sight(call, node, is_shifted, is_open))
     return found
 
 
-def _shifts(tokens: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-    """For each dimension that may be that of the positions: whether targets are the next tokens, and their length."""
+def _shifts(tokens: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
+    """For each dimension that may be that of the positions: whether targets are the next tokens, and their length.
+
+    The third value tells, for each sequence, which positions but for the last one have a target.
+    """
     if tokens.dim() != 2 or not _MIN_TOKENS <= tokens.numel() <= _MAX_TOKENS or tokens.device != target.device:
         return []
-    found: list[tuple[torch.Tensor, int]] = []
+    found: list[tuple[torch.Tensor, int, torch.Tensor]] = []
     for dim in (0, 1):
         length = tokens.shape[dim]
         before, after = tokens.narrow(dim, 0, length - 1), tokens.narrow(dim, 1, length - 1)
@@ -90,7 +94,7 @@ def _shifts(tokens: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tens
         else:
             continue
         is_next = ((wanted == after) | (wanted < 0)).all() & (wanted >= 0).any()
-        found.append((is_next & (before != after).any(), length))
+        found.append((is_next & (before != after).any(), length, (wanted >= 0).movedim(dim, 1)))
     return [each for each in found if bool(each[0])] if tokens.is_cpu else found[-1:]
 
 
@@ -129,22 +133,24 @@ def _above(graph: LossGraph, number: int, kept: set[int]) -> set[int]:
     return seen
 
 
-def _openness(graph: LossGraph, node: Node, raw: Any, length: int, shown: set[int]) -> Any:
+def _openness(graph: LossGraph, node: Node, raw: Any, counted: torch.Tensor, shown: set[int]) -> Any:
     """Whether a node shows later positions to each position; None if it cannot.
 
     Args:
         graph: The graph.
         node: The node.
         raw: The same as torch has it.
-        length: Of a sequence.
+        counted: The positions of each sequence that have a target, without the last one.
         shown: The nodes whose values are computed from the tokens, position by position.
     """
-    layer = layer_of(node)
+    layer, length = layer_of(node), counted.shape[1] + 1
     if isinstance(layer, torch.nn.RNNBase):
         return True if layer.bidirectional and _gives_both_directions(graph, node, layer) else None
     if node.kind in _SOFTMAXES and signed(int(raw._saved_dim)) in (-1, len(node.shape or ()) - 1):
         is_square = (node.shape or ())[-2:] == (length, length)
-        return _sees_next(raw._saved_result, _LEAST_WEIGHT) if is_square and _weighs(graph, node, shown) else None
+        return (
+            _sees_next(raw._saved_result, _LEAST_WEIGHT, counted) if is_square and _weighs(graph, node, shown) else None
+        )
     if not node.kind.startswith("ScaledDotProduct") or len(node.behind) < 3:
         return None
     if node.behind[1] not in shown or getattr(raw, "_saved_is_causal", True):
@@ -155,7 +161,7 @@ def _openness(graph: LossGraph, node: Node, raw: Any, length: int, shown: set[in
     mask = getattr(raw, "_saved_attn_mask", getattr(raw, "_saved_attn_bias", None))
     if mask is None or mask.shape[-2] == 1:
         return True
-    return _sees_next(mask, _LEAST_MASK) if mask.shape[-2:] == (length, length) else None
+    return _sees_next(mask, _LEAST_MASK, counted) if mask.shape[-2:] == (length, length) else None
 
 
 def _gives_both_directions(graph: LossGraph, node: Node, layer: torch.nn.RNNBase) -> bool:
@@ -198,7 +204,12 @@ def _is_dropout(node: Node, reader: Node) -> bool:
     return isinstance(layer_of(reader), torch.nn.Dropout) or reader.birth.sites[:1] == node.birth.sites[:1] != ()
 
 
-def _sees_next(table: torch.Tensor, least: float) -> torch.Tensor:
-    """Whether most positions see the next one, some of the last quarter among them."""
+def _sees_next(table: torch.Tensor, least: float, counted: torch.Tensor) -> torch.Tensor:
+    """Whether most positions with a target see the next one, some of the last quarter among them."""
     steps = table.detach().diagonal(offset=1, dim1=-2, dim2=-1) > least
-    return (steps.float().mean() > _HALF) & steps[..., -(steps.shape[-1] // 4) :].any()
+    sequences, between = counted.shape
+    if steps.numel() // between % sequences:  # one table for all sequences
+        sequences, counted = 1, counted.any(0)
+    steps, counted = torch.broadcast_tensors(steps.reshape(sequences, -1, between), counted.reshape(-1, 1, between))
+    seen = steps & counted
+    return (seen.sum() > _HALF * counted.sum()) & seen[..., -(between // 4) :].any()
