@@ -84,8 +84,7 @@ def fault_line(fault: Fault, details: str = "") -> str:
 
 def report_fault(where: str, error: BaseException) -> None:
     """Report a fault once. An exception that a signal handler raised in our code is no fault, and is raised again."""
-    if _is_of_signal_handler(error):
-        raise error
+    pass_signals_on(error)
     try:
         if where in _broken or isinstance(error, RecursionError) or is_short(error):
             return
@@ -103,8 +102,26 @@ def report_fault(where: str, error: BaseException) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as failure:  # the report itself failed; nothing is left to report to
-        if _is_of_signal_handler(failure):
-            raise
+        pass_signals_on(failure)
+
+
+def pass_signals_on(error: BaseException) -> None:
+    """Raise an exception again that a signal handler raised in our code, as to end a step that takes too long."""
+    if _is_of_signal_handler(error):
+        raise error
+
+
+class _Tolerant:
+    """Suppresses every exception but those that are meant for the user's code."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return isinstance(error, Exception) and not _is_of_signal_handler(error)
+
+
+tolerant = _Tolerant()  # around a look at objects of the user's, which may raise anything
 
 
 def refusal(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from torchmedic import contained as containment
-from torchmedic.contained import contained
+from torchmedic.contained import contained, tolerant
 from torchmedic.records import Fault
 
 
@@ -108,3 +108,20 @@ def test_a_reporter_that_fails_is_contained_too() -> None:
         assert hook() is None
     finally:
         containment.on_fault(None)
+
+
+def test_what_a_signal_handler_raises_is_not_suppressed() -> None:
+    class TooLate(Exception):
+        pass
+
+    def late(*_: object) -> None:
+        raise TooLate
+
+    before = signal.signal(signal.SIGUSR1, late)
+    try:
+        with tolerant:
+            raise ValueError("of an object that is looked at")
+        with pytest.raises(TooLate), tolerant:
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

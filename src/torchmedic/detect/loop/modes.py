@@ -18,6 +18,7 @@ _MIN_STEPS_OF_NEVER = 24  # in evaluation mode, without one in training mode bef
 _MIN_BATCHES = 4  # batches of a validation
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
+_MOVES = frozenset({"to", "cuda", "cpu", "float"})  # calls around a batch that is given to a model
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -188,13 +189,18 @@ def _is_result_dropped(place: Place) -> bool:
     statements = [node for node in nodes_in(syntax_tree(place.file)) if isinstance(node, ast.stmt)]
     around = [node for node in statements if has_line(node, place.line)]
     last = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
-    return isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and last.lineno == place.line
+    if not isinstance(last, ast.Expr) or not isinstance(last.value, ast.Call):
+        return False
+    inner = [node for node in ast.walk(last.value) if isinstance(node, ast.Call) and node is not last.value]
+    return all(callee(call) in _MOVES for call in inner)
 
 
 def _are_draws(place: Place, data: Place) -> bool:
     """Whether a loop inside of that over the batches does the same thing several times, so that only chance differs."""
     for node in nodes_in(syntax_tree(place.file)):
-        iters = [node.iter] if isinstance(node, ast.For) else [part.iter for part in getattr(node, "generators", ())]
+        if not isinstance(node, ast.For | ast.ListComp | ast.GeneratorExp):
+            continue
+        iters = [node.iter] if isinstance(node, ast.For) else [part.iter for part in node.generators]
         if not any(map(_is_range, iters)) or not has_line(node, place.line):
             continue
         if place.file == data.file and isinstance(node, ast.For) and has_line(node, data.line):

@@ -212,4 +212,6 @@ def _sees_next(table: torch.Tensor, least: float, counted: torch.Tensor) -> torc
         sequences, counted = 1, counted.any(0)
     steps, counted = torch.broadcast_tensors(steps.reshape(sequences, -1, between), counted.reshape(-1, 1, between))
     seen = steps & counted
-    return (seen.sum() > _HALF * counted.sum()) & seen[..., -(between // 4) :].any()
+    is_most: torch.Tensor = seen.sum() > _HALF * counted.sum()
+    is_late: torch.Tensor = seen[..., -(between // 4) :].any()
+    return is_most.logical_and(is_late)
