@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -125,3 +129,15 @@ def test_what_a_signal_handler_raises_is_not_suppressed() -> None:
             signal.raise_signal(signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_is_sent_to_a_thread_arrives() -> None:
+    class Stop(Exception):
+        pass
+
+    names: dict[str, Any] = {"__name__": "torchmedic.hooks"}
+    exec("def hook(send, *given):\n    send(*given)\n    return [each for each in range(9)]", names)
+    call = functools.partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident()))
+
+    with pytest.raises(Stop):
+        contained("test.sent")(names["hook"])(call, ctypes.py_object(Stop))
