@@ -18,11 +18,14 @@ class Events:
     def __init__(self, folder: Path) -> None:
         self._descriptor = out_of_the_way(os.open(folder / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         os.fchmod(self._descriptor, 0o600)
+        self._file = os.fstat(self._descriptor)
 
     def write(self, kind: str, **fields: Any) -> bool:
         """Append a line; False where that failed: a full disk is no reason to stop anything."""
         line = encode_line({"kind": kind, "time": round(time(), 3), **fields}) + b"\n"
         try:
+            if not os.path.samestat(os.fstat(self._descriptor), self._file):
+                return False  # the script has closed our descriptor, and has a file of its own there
             return os.write(self._descriptor, line) == len(line)
         except OSError:
             return False
