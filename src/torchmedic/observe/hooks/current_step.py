@@ -32,7 +32,7 @@ from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes
-from torchmedic.observe.step.trainers import THREADS, others_train
+from torchmedic.observe.step.trainers import THREADS, is_started, others_train
 from torchmedic.source.user_code import user_frame
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ class Step:
         Nothing is watched any more once two threads train at the same time. Their steps cannot be told apart, and to
         look at a gradient while another thread computes it can kill the process.
         """
+        if not is_started(thread):
+            return
         THREADS.add(thread)
         self.thread = thread
         if others_train():

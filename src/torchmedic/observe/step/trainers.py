@@ -19,8 +19,18 @@ THREADS: set[int] = set()  # their identities; the hook of backward adds to them
 _WAITING = frozenset({threading.__file__, queue.__file__, selectors.__file__, concurrent.futures.thread.__file__})
 
 
+def is_started(thread: int) -> bool:
+    """Whether Python has started a thread, as opposed to those of autograd, which work for a thread that waits."""
+    known = threading._active.get(thread)  # type: ignore[attr-defined]
+    return known is not None and not isinstance(known, threading._DummyThread)
+
+
 def others_train() -> bool:
     """Whether another thread that has trained is at work, as far as its stack tells."""
-    frames: dict[int, FrameType] = sys._current_frames() if len(THREADS) > 1 else {}
-    others = (frames.get(each) for each in THREADS - {threading.get_ident()})
-    return any(frame is not None and frame.f_code.co_filename not in _WAITING for frame in others)
+    own = threading.get_ident()
+    others = THREADS - {own}
+    if not others or not is_started(own):
+        return False
+    frames: dict[int, FrameType] = sys._current_frames()
+    at_work = (frame for each in others if (frame := frames.get(each)) is not None)
+    return any(frame.f_code.co_filename not in _WAITING for frame in at_work)
