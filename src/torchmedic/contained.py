@@ -10,6 +10,7 @@ import errno
 import functools
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -33,6 +34,9 @@ _OUT_OF_MEMORY_TEXTS = (
 
 # The system refuses to write, whatever the file. With another error, it matters whose file it is.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+
+# Packages whose lines run inside of a hook, and whose exceptions may be faults of the hook.
+_OWN = frozenset({"torchmedic", "torch", "msgspec", "psutil", "numpy", "pandas", "rich", "jinja2"})
 
 _broken: set[str] = set()
 _run = ""
@@ -84,8 +88,7 @@ def fault_line(fault: Fault, details: str = "") -> str:
 
 def report_fault(where: str, error: BaseException) -> None:
     """Report a fault once. An exception that a signal handler raised in our code is no fault, and is raised again."""
-    if _is_of_signal_handler(error):
-        raise error
+    pass_signals_on(error)
     try:
         if where in _broken or isinstance(error, RecursionError) or is_short(error):
             return
@@ -103,8 +106,26 @@ def report_fault(where: str, error: BaseException) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as failure:  # the report itself failed; nothing is left to report to
-        if _is_of_signal_handler(failure):
-            raise
+        pass_signals_on(failure)
+
+
+def pass_signals_on(error: BaseException) -> None:
+    """Raise an exception again that is meant for the user's code, as to end a step that takes too long."""
+    if _is_for_user(error):
+        raise error
+
+
+class _Tolerant:
+    """Suppresses every exception but those that are meant for the user's code."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return isinstance(error, Exception) and not _is_for_user(error)
+
+
+tolerant = _Tolerant()  # around a look at objects of the user's, which may raise anything
 
 
 def refusal(error: BaseException) -> str:
@@ -184,12 +205,22 @@ def contained(where: str, *, computes: bool = True) -> Callable[[Callable[P, R]]
     return decorate
 
 
-def _is_of_signal_handler(error: BaseException) -> bool:
-    """Whether a Python signal handler raised the error: the user's own, or torch's handler for a dead worker."""
+def _is_for_user(error: BaseException) -> bool:
+    """Whether an error came from outside: a signal handler raised it (the user's own, torch's for a dead worker), or
+    somebody sent it to this thread (`PyThreadState_SetAsyncExc`).
+
+    What is sent is raised by whatever line runs: an exception of a foreign class, and no line of a foreign file.
+    """
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
-    tb = error.__traceback__
+    tb, last = error.__traceback__, None
     while tb is not None:
         if tb.tb_frame.f_code in handlers:
             return True
+        last = tb.tb_frame.f_globals.get("__name__")
         tb = tb.tb_next
-    return False
+    known = _OWN | sys.stdlib_module_names
+    return isinstance(last, str) and _package(last) in known and _package(type(error).__module__) not in known
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]

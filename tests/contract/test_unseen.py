@@ -338,6 +338,54 @@ for step in range(6):
 print(sorted(map(str, seen)))
 """
 
+DESCRIPTORS = """
+import os
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+
+
+train(3)
+first = open("first.txt", "w")
+print(first.fileno() < 64)
+os.closerange(3, 512)  # as a daemon does
+files = [open(f"{number}.bin", "w+b", buffering=0) for number in range(24)]
+reading, writing = os.pipe()
+os.write(writing, b"of the script")
+train(12)
+import time; time.sleep(1.5)  # a line of memory is written once a second
+train(12)
+print([os.fstat(file.fileno()).st_size for file in files], os.read(reading, 99))
+"""
+
+DROPPED = """
+import sys
+from torch.utils.data import DataLoader, TensorDataset
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(64, 8)), batch_size=8)
+held = [iter(loader)]
+for (x,) in held[0]:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+held += [model, loader]
+del x, model, loader, optimizer
+seen = []  # Python code that runs where the last reference goes: an exception of a signal handler would be lost there
+sys.setprofile(lambda frame, event, argument: seen.append(frame.f_code.co_name) if event == "call" else None)
+held.clear()
+sys.setprofile(None)
+print(seen)
+"""
+
 SCRIPTS = {
     "function captured in an evaluation": CAPTURED_FUNCTION,
     "dispatch mode": USERS_MODE,
@@ -348,6 +396,8 @@ SCRIPTS = {
     "warnings and tracebacks": WARNINGS,
     "kept methods": KEPT_METHODS,
     "settings": SETTINGS,
+    "descriptors": DESCRIPTORS,
+    "dropped objects": DROPPED,
 }
 # Compared with a Python that has never imported torchmedic; the others with a fork that has imported it.
 NEW_PROCESS = ("function captured in an evaluation", "profiler", "warnings and tracebacks")

@@ -191,3 +191,64 @@ def test_a_step_that_was_examined_is_left_as_it_was(tmp_path: Path) -> None:
     assert "nan" in plain.stdout
     assert other.stdout == plain.stdout
     assert other.only.code == "TM201"
+
+
+TWO_THREADS = """
+import threading
+
+import torch
+from torch import nn
+
+begun, failed, steps = threading.Event(), threading.Event(), []
+
+
+def make():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05), torch.Generator().manual_seed(1)
+
+
+def train(model, optimizer, generator, bad=None):
+    x = torch.randn(16, 6, generator=generator)
+    loss = nn.functional.cross_entropy(model(x if bad is None else x / bad), x[:, :3].argmax(1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def healthy(parts):
+    after = 0
+    while after < 200:
+        train(*parts)
+        steps.append(1)
+        begun.set()
+        after += failed.is_set()
+
+
+def broken(parts):
+    begun.wait()
+    for number in range(8):
+        train(*parts, bad=0.0 if number == 6 else 1.0)
+        if number == 6:
+            failed.set()
+
+
+first, second = make(), make()
+threads = [threading.Thread(target=healthy, args=(first,)), threading.Thread(target=broken, args=(second,))]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+alone = make()
+for _ in steps:
+    train(*alone)
+print(all(map(torch.equal, first[0].state_dict().values(), alone[0].state_dict().values())))
+"""
+
+
+def test_threads_that_train_at_the_same_time_are_left_alone(tmp_path: Path) -> None:
+    finished = run_script(tmp_path, TWO_THREADS)
+
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "True\n"
+    assert finished.stderr == ""

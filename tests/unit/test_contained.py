@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from torchmedic import contained as containment
-from torchmedic.contained import contained
+from torchmedic.contained import contained, tolerant
 from torchmedic.records import Fault
 
 
@@ -108,3 +112,32 @@ def test_a_reporter_that_fails_is_contained_too() -> None:
         assert hook() is None
     finally:
         containment.on_fault(None)
+
+
+def test_what_a_signal_handler_raises_is_not_suppressed() -> None:
+    class TooLate(Exception):
+        pass
+
+    def late(*_: object) -> None:
+        raise TooLate
+
+    before = signal.signal(signal.SIGUSR1, late)
+    try:
+        with tolerant:
+            raise ValueError("of an object that is looked at")
+        with pytest.raises(TooLate), tolerant:
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_is_sent_to_a_thread_arrives() -> None:
+    class Stop(Exception):
+        pass
+
+    names: dict[str, Any] = {"__name__": "torchmedic.hooks"}
+    exec("def hook(send, *given):\n    send(*given)\n    return [each for each in range(9)]", names)
+    call = functools.partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident()))
+
+    with pytest.raises(Stop):
+        contained("test.sent")(names["hook"])(call, ctypes.py_object(Stop))

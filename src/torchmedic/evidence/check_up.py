@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
-from typing import Any
 
 import msgspec
 import torch
@@ -20,6 +19,7 @@ from torchmedic.source.live_frames import Frame, place, position_of, stack_of
 from torchmedic.source.lookup.gradient_switches import switch_around
 from torchmedic.source.lookup.layers import layer_built_at, roots
 from torchmedic.source.lookup.optimizers import Construction
+from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.spots import Spot
 from torchmedic.source.syntax import FUNCTIONS, innermost, syntax_tree
 
@@ -53,7 +53,7 @@ class CheckUp:
         past: Copy | None = None,
         sure_after_one: bool = False,
         drawn: Collection[int] = (),
-        constructions: Mapping[Any, Construction] | None = None,
+        constructions: WeakTable[Construction] | None = None,
     ) -> None:
         self.graphs = graphs
         self.optimized = optimized
@@ -62,7 +62,7 @@ class CheckUp:
         self.past = past
         self._sure_after_one = sure_after_one
         self.drawn = drawn
-        self.constructions = constructions or {}
+        self.constructions = constructions or WeakTable[Construction]()
         self._frame = frame
         self._models = models
 

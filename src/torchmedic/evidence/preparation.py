@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torchmedic.evidence.bad_value_lines import Line, Watch
 from torchmedic.evidence.dataset_item import collations_in_use, datasets_in_use
 from torchmedic.observe.memory.host import free_bytes, host_memory
+from torchmedic.observe.step.trainers import others_train
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import ReplayTooLong, harmless
 from torchmedic.replay.isolation.torch_state import muted, preserved
@@ -131,7 +132,7 @@ def _collated(dataset: Any, collate: Any, items: tuple[Any, ...], is_wrong: Call
 
 def _watched(frame: FrameType, run: Callable[[], Any], watch: Watch) -> Any:
     """What something gives, run line by line; None where it cannot be run."""
-    if not _has_room():
+    if not _has_room() or others_train():
         return None
     alarm = Alarm(time.monotonic() + _MAX_SECONDS, ReplayTooLong)
     with contextlib.suppress(Exception), preserved([], []), muted(), harmless(frame), alarm, watch:

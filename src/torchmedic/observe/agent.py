@@ -187,13 +187,13 @@ class Agent:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """A context in which the hooks ignore what is done."""
-        before, self.step.paused = self.step.paused, True
+        before, self.step.is_replayed = self.step.is_replayed, True
         self.step.fast.on = False
         self.collectives.paused = True
         try:
             yield
         finally:
-            self.step.paused = self.collectives.paused = before
+            self.step.is_replayed = self.collectives.paused = before
 
     @contextlib.contextmanager
     def examining(self) -> Iterator[None]:

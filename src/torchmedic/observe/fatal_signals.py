@@ -18,6 +18,7 @@ from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.heap import worker_growth_watch
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.step.blackbox import BlackBox
+from torchmedic.runfolder.descriptors import out_of_the_way
 from torchmedic.runfolder.files import STACKS
 from torchmedic.runfolder.layout import new_file, new_folder
 
@@ -47,7 +48,9 @@ class FatalSignals:
         folder = self._run / STACKS
         new_folder(folder, exist_ok=True)
         # The file is also how the parent learns of this process.
-        self._stacks = os.fdopen(new_file(folder / f"{os.getpid()}.txt"), "wb", buffering=0)  # open to the end
+        self._stacks = os.fdopen(
+            out_of_the_way(new_file(folder / f"{os.getpid()}.txt")), "wb", buffering=0
+        )  # open to the end
         self._path = folder / f"{os.getpid()}.txt"
         # A faulthandler of the user's own writes where the user wants it; there is only one per process.
         if not faulthandler.is_enabled():

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from torchmedic.recovery.pinned_copies import Arrival, PinnedCopies, PinnedCopy
+from torchmedic.runfolder.descriptors import out_of_the_way
 
 # As they are now: a replay, which is kept from writing to files of the user's, exchanges the functions of `os`.
 _read, _write = os.preadv, os.pwrite
@@ -34,7 +35,7 @@ class SpillFile:
         """
         if self._descriptor is None:
             with tempfile.TemporaryFile(dir=_on_disk(self._folder), buffering=0) as file:
-                self._descriptor = os.dup(file.fileno())
+                self._descriptor = out_of_the_way(os.dup(file.fileno()))
         return self._descriptor
 
     def write(self, address: int, nbytes: int) -> int:

@@ -24,6 +24,7 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, RankLog
 from torchmedic.runfolder import reading
+from torchmedic.runfolder.descriptors import out_of_the_way
 
 MAGIC = b"TMRANKS3"
 SLOTS = 2048
@@ -49,7 +50,7 @@ class Ring:
     """The writing side. A forked child must open its own."""
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._descriptor = out_of_the_way(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
         os.write(self._descriptor, bytes(_SIZE))  # real blocks, not a hole: later writes need no room
         self._put(0, _HEADER.pack(MAGIC, os.getpid(), rank, world_size))
         self._number = 0

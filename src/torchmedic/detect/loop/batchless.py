@@ -14,7 +14,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchmedic.detect.loop.incident import LoopIncident, LoopWithoutBatches
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, function_of, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import (
+    FUNCTIONS,
+    callee,
+    calls_in,
+    function_of,
+    has_line,
+    innermost,
+    nodes_in,
+    own_nodes,
+    syntax_tree,
+)
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import locals_of
 
@@ -30,6 +40,7 @@ class _Loop(NamedTuple):
     file: str
     node: ast.For
     variables: dict[str, Any]
+    line: int  # that runs now
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -37,6 +48,8 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         yield from _used_up(habits)
     elif habits.empty is not None and habits.is_ending and not any(each.kind == "backward" for each in habits.events):
         place, items, size = habits.empty
+        if not items and any(watched.loaded is not None for watched in habits.optimizers.values()):
+            return  # a run that was resumed, and of whose data nothing may be left
         yield LoopWithoutBatches(step=0, cause=place, name="", items=items, size=size)
 
 
@@ -50,7 +63,8 @@ def _used_up(habits: Habits) -> Iterator[LoopIncident]:
         for outer in loops[at + 1 :]:
             turns = _turns(outer)
             names = [name for name, held in outer.variables.items() if held is value]
-            if turns > 1 and len(names) == 1 and not _is_set(outer.node, names[0]):
+            is_wanted = len(names) == 1 and not _is_set(outer.node, names[0]) and not _is_for_some_turns(outer, inner)
+            if turns > 1 and is_wanted:
                 yield LoopWithoutBatches(
                     step=habits.steps,
                     cause=_assigned(outer, names[0]) or Place(inner.file, inner.node.lineno),
@@ -71,7 +85,7 @@ def _loops(frame: FrameType | None) -> Iterator[_Loop]:
             around = function_of(tree, frame.f_code) or tree
             found = [each for each in _own_loops(around) if each.lineno < line <= (each.end_lineno or 0)]
             variables = dict(locals_of(frame))
-            yield from (_Loop(file, each, variables) for each in sorted(found, key=lambda each: -each.lineno))
+            yield from (_Loop(file, each, variables, line) for each in sorted(found, key=lambda each: -each.lineno))
         frame = frame.f_back
 
 
@@ -136,6 +150,25 @@ def _is_set(loop: ast.For, name: str) -> bool:
     """Whether a name gets another value inside of a loop."""
     named = (node for node in ast.walk(loop) if isinstance(node, ast.Name) and node.id == name)
     return any(not isinstance(node.ctx, ast.Load) for node in named)
+
+
+def _is_for_some_turns(outer: _Loop, inner: _Loop) -> bool:
+    """Whether a condition that changes with the turns of the outer loop leads to the inner one, as a phase does."""
+    is_inside = outer.file == inner.file and has_line(outer.node, inner.node.lineno)
+    line = inner.node.lineno if is_inside else outer.line
+    changing = {
+        part.id for part in ast.walk(outer.node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    }
+    for node in ast.walk(outer.node):
+        if isinstance(node, ast.If) and changing & {
+            part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)
+        }:
+            is_left_out = any(isinstance(part, ast.Continue) for part in node.body) and node.lineno < line
+            if has_line(node, line) or is_left_out:
+                return True
+    called = None if is_inside else innermost(syntax_tree(inner.file), inner.node.lineno, FUNCTIONS)
+    parts = own_nodes(called) if called is not None else ()
+    return any(isinstance(node, ast.If) and has_line(node, inner.node.lineno) for node in parts)
 
 
 def _assigned(loop: _Loop, name: str) -> Place | None:

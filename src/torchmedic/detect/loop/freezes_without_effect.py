@@ -53,12 +53,33 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 def _mistyped(tensor: torch.Tensor) -> str:
     """An attribute of a parameter that is off, and whose name is nearly `requires_grad`."""
     off = [name for name, value in vars(tensor).items() if value is False]
-    return next(iter(difflib.get_close_matches(_MEANT, off, 1, _ALIKE)), "")
+    name = next(iter(difflib.get_close_matches(_MEANT, off, 1, _ALIKE)), "")
+    return "" if name and _is_read(name) else name
 
 
 def _is_marked(part: nn.Module, trained: dict[int, torch.Tensor]) -> bool:
-    tensors = list(part.parameters()) if vars(part).get(_MEANT) is False else []
+    is_off = vars(part).get(_MEANT) is False and not _is_read(_MEANT, type(part).__name__)
+    tensors = list(part.parameters()) if is_off else []
     return all(tensor.requires_grad for tensor in tensors) and any(id(tensor) in trained for tensor in tensors)
+
+
+def _is_read(attr: str, of_class: str = "") -> bool:
+    """Whether the user's code reads an attribute: it has a meaning there; of a class, whether its methods read it."""
+    places = (node for _, tree in user_trees() for node in nodes_in(tree))
+    if of_class:
+        places = (
+            part
+            for node in places
+            if isinstance(node, ast.ClassDef) and node.name == of_class
+            for part in ast.walk(node)
+        )
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == attr
+        and isinstance(node.ctx, ast.Load)
+        and (not of_class or ast.unparse(node.value) == "self")
+        for node in places
+    )
 
 
 def _line(attr: str, *, of_module: bool) -> tuple[Place, str] | None:

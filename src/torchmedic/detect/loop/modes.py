@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from torch import nn
@@ -10,12 +11,14 @@ from torchmedic.detect.loop.incident import DropoutInEvaluation, LoopIncident, T
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
+from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
 
 _MIN_STEPS = 4  # in evaluation mode that show a habit
 _MIN_STEPS_OF_NEVER = 24  # in evaluation mode, without one in training mode before
 _MIN_BATCHES = 4  # batches of a validation
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
+_MOVES = frozenset({"to", "cuda", "cpu", "float"})  # calls around a batch that is given to a model
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -167,17 +170,50 @@ def _validated_in_train(habits: Habits) -> Iterator[LoopIncident]:
 
 
 def _of_validation(habits: Habits, run: list[tuple[Event, Event]], position: int) -> Iterator[LoopIncident]:
-    forward = run[-1][1]
+    """A validation, unless dropout is active to draw several results of each batch, or nobody reads the results."""
+    fetch, forward = run[-1]
     model = habits.thing(forward.who)
     if not isinstance(model, nn.Module) or not any(event.kind == "step" for event in habits.events[position:]):
         return  # training does not go on: it may be a look at the end, with dropout on purpose
     norms, dropouts = layers_that_care(model)
     active = [part for part in model.modules() if part.training and isinstance(part, _NORMS + _DROPOUTS)]
-    if active and (norms or dropouts):
+    if not active or not (norms or dropouts) or _is_result_dropped(forward.place):
+        return
+    if any(isinstance(part, _NORMS) for part in active) or not _are_draws(forward.place, fetch.place):
         cause: Place = forward.place
-        yield ValidationInTrainMode(
-            step=forward.step, cause=cause, data=run[-1][0].place, norms=norms, dropouts=dropouts
-        )
+        yield ValidationInTrainMode(step=forward.step, cause=cause, data=fetch.place, norms=norms, dropouts=dropouts)
+
+
+def _is_result_dropped(place: Place) -> bool:
+    """Whether a line only calls the model, as to make the statistics of its normalisation anew."""
+    statements = [node for node in nodes_in(syntax_tree(place.file)) if isinstance(node, ast.stmt)]
+    around = [node for node in statements if has_line(node, place.line)]
+    last = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
+    if not isinstance(last, ast.Expr) or not isinstance(last.value, ast.Call):
+        return False
+    inner = [node for node in ast.walk(last.value) if isinstance(node, ast.Call) and node is not last.value]
+    return all(callee(call) in _MOVES for call in inner)
+
+
+def _are_draws(place: Place, data: Place) -> bool:
+    """Whether a loop inside of that over the batches does the same thing several times, so that only chance differs."""
+    for node in nodes_in(syntax_tree(place.file)):
+        if not isinstance(node, ast.For | ast.ListComp | ast.GeneratorExp):
+            continue
+        iters = [node.iter] if isinstance(node, ast.For) else [part.iter for part in node.generators]
+        if not any(map(_is_range, iters)) or not has_line(node, place.line):
+            continue
+        if place.file == data.file and isinstance(node, ast.For) and has_line(node, data.line):
+            continue  # over the epochs, or over the batches
+        names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+        stored = {part.id for part in names if isinstance(part.ctx, ast.Store)}
+        if stored.isdisjoint(part.id for part in names if isinstance(part.ctx, ast.Load)):
+            return True
+    return False
+
+
+def _is_range(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and callee(node) == "range"
 
 
 def _datasets_of_training(events: list[Event]) -> set[int]:

@@ -27,25 +27,32 @@ _CONSTANTS = {  # by function: the value of all elements; None for any
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
-    rounds = list(_rounds(habits.events))
+    rounds = _rounds(habits.events)
     for batches, finder in ((1, _identical), (2, _apart)):
         alike = [(fetches, is_target) for fetches, is_target in rounds if len(fetches) == batches]
         if any(is_target for _, is_target in alike):
             yield from finder(habits, [fetches for fetches, _ in alike])
 
 
-def _rounds(events: list[Event]) -> Iterator[tuple[list[Event], bool]]:
-    """The batches that were fetched before each call of backward, and whether its loss compares with their labels."""
+def _rounds(events: list[Event]) -> list[tuple[list[Event], bool]]:
+    """The batches that were fetched before each call of backward, and whether its loss compares with their labels.
+
+    Pairs of batches that several calls of backward use are left out: a network may be given the labels, as a generator.
+    """
     fetches: list[Event] = []
+    found: list[tuple[list[Event], bool]] = []
     for event in events:
         if event.kind == "fetch":
             fetches.append(event)
         elif event.kind == "backward" and fetches:
             labels = frozenset[int]().union(*(each.fact.look.labels for each in fetches))
-            yield fetches, bool(labels) and labels <= event.fact.targets
+            found.append((fetches, bool(labels) and labels <= event.fact.targets))
             fetches = []
+        elif event.kind == "backward" and found and len(found[-1][0]) > 1:
+            found[-1] = ([], False)
         elif event.kind in ("gap", "eval"):
             fetches = []
+    return found
 
 
 def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncident]:

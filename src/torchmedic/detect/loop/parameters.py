@@ -142,6 +142,8 @@ def _hidden(held: Any) -> list[torch.Tensor]:
     items = _items(held)
     if not all(isinstance(item, nn.Module | nn.Parameter) for item in items):
         return []
+    if all(isinstance(item, nn.Module) and not item.training for item in items):
+        return []  # `model.train()` does not reach them: somebody has set them up for evaluation, as for a loss
     return [tensor for item in items for tensor in (item.parameters() if isinstance(item, nn.Module) else [item])]
 
 

@@ -58,6 +58,8 @@ def _decayed(habits: Habits, watched: Watched, update: Place, updates: int) -> I
     if len(shrinks) != len(groups) or not groups or min(shrinks) < _MIN_SHRINK:
         return
     first, now = watched.overwrites.first_sizes, watched.overwrites.sizes()
+    if first is not None and len(first) == 1 and type(watched.optimizer).__name__ == "SGD":
+        return  # one matrix: a ridge regression, which shrinks the weights on purpose
     if first is not None and now is not None and float(now.norm()) < _COLLAPSED * float(first.norm()):
         yield UpdatesUndone(
             step=habits.steps,

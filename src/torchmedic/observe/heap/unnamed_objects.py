@@ -10,7 +10,6 @@ see such a cycle, so it ends only when `.grad` is set to something else. Counted
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Iterator
 from types import FrameType, GeneratorType
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torchmedic.contained import tolerant
 from torchmedic.source.objects.parts import is_users
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import is_user_file, user_frame
@@ -64,7 +64,7 @@ def unnamed_objects() -> list[Any]:
 def _sort(kind: type) -> str:
     if kind is GeneratorType:
         return "iterator"
-    with contextlib.suppress(Exception):  # a class that raises when it is inspected
+    with tolerant:  # a class that raises when it is inspected
         if kind.__weakrefoffset__ and not issubclass(kind, type) and is_users(kind):
             return "iterator" if "__next__" in vars(kind) else "other"
     return ""

@@ -6,7 +6,6 @@ It notes numbers and names and keeps no object alive. `observe/heap/growth_watch
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import CellType, FrameType
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.contained import tolerant
 from torchmedic.observe.heap.unnamed_objects import owners_of_methods
 from torchmedic.source.objects.containers import CONTAINERS, TEXTS, keys_of, length, pairs
 from torchmedic.source.objects.graph import existing_node_of, oldest
@@ -135,7 +135,7 @@ class Walk:
                     self._share(visit)
                     continue
                 seen.add(id(visit.value))
-                with contextlib.suppress(Exception):  # an object of the user that raises when it is inspected
+                with tolerant:  # an object of the user that raises when it is inspected
                     self._visit(visit, kind)
         whole = not pending
         pending.clear()

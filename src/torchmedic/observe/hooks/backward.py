@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from _thread import get_ident
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -40,6 +41,8 @@ class BackwardHooks:
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
             if is_traced() or compiler._is_compiling_flag:
                 return original(*args, **kwargs)  # traced, not run
+            if (thread := get_ident()) != step.thread:
+                step.trains_in(thread)
             if len(args) > 3 and args[3] and step.leaks is not None and kwargs.get("accumulate_grad"):
                 step.leaks.cycles.made(sys._getframe(1))
             collectives = step.collectives

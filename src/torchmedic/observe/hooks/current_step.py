@@ -12,6 +12,7 @@ and traced to its own step all the same.
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
 from collections.abc import Callable
 from math import ceil
 from types import FrameType
@@ -31,6 +32,7 @@ from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes
+from torchmedic.observe.step.trainers import THREADS, is_started, others_train
 from torchmedic.source.user_code import user_frame
 
 if TYPE_CHECKING:
@@ -73,7 +75,9 @@ class Step:
         self.leaks: LeakWatch | None = None
         self.ranks: FactsOfRank | None = None  # in a job of several ranks
         self.collectives: Recorder | None = None
-        self.paused = False  # while a replay runs, which is not training
+        self.is_replayed = False  # while a replay runs, which is not training
+        self.is_crowded = False  # two threads have trained at the same time
+        self.thread = 0  # that trains
         self.noting = False
         self.is_sampled_out = False  # this step is not noted in full
         self.fast = FastSteps(self)
@@ -82,6 +86,25 @@ class Step:
         self.stepping: Any = None  # the optimizer whose step is under way
         self._is_opened = False  # since the last update something was seen to begin the step
         self._opened_by_others = 0  # steps in a row that were
+
+    @property
+    def paused(self) -> bool:
+        """Whether what happens now is not the training that is watched: a replay, or the work of another thread."""
+        return self.is_replayed or self.is_crowded or (get_ident() != self.thread and others_train())
+
+    def trains_in(self, thread: int) -> None:
+        """Backward is called in another thread than before.
+
+        Nothing is watched any more once two threads train at the same time. Their steps cannot be told apart, and to
+        look at a gradient while another thread computes it can kill the process.
+        """
+        if not is_started(thread):
+            return
+        THREADS.add(thread)
+        self.thread = thread
+        if others_train():
+            self.is_crowded = True
+            self.fast.on = False
 
     # Two parts of many hooks, each with a switch of its own: to contain them call by call would cost more than they do.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from torchmedic.contained import contained
+from torchmedic.contained import contained, pass_signals_on
 from torchmedic.observe.loop.batch_looks import look_at, targets_of
 from torchmedic.observe.loop.events import (
     BackwardFact,
@@ -273,5 +273,6 @@ class EventWriter(Habits):
 def _length(sampler: Any) -> int | None:
     try:
         return len(sampler)
-    except Exception:  # a sampler without an end has no length, and that of the user may raise anything
+    except Exception as error:  # a sampler without an end has no length, and that of the user may raise anything
+        pass_signals_on(error)
         return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import weakref
 from types import CodeType, FrameType
 from typing import Any
 
+from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import outside_torch, user_frame
 
@@ -15,27 +16,22 @@ class Numbering:
     """Numbers of objects; holds none of them alive."""
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._objects: dict[int, Any] = {}  # weak references, by number
+        self._numbers: WeakTable[int] = WeakTable()
+        self._objects: dict[int, weakref.ref[Any]] = {}  # by number
+        self._unheld: dict[int, int] = {}  # of objects without weak references, by identity
         self._count = 0
 
     def number(self, thing: Any) -> int:
         """A number for an object, which no other object ever gets."""
-        key = id(thing)
-        found = self._numbers.get(key)
+        found = self._numbers.get(thing) or self._unheld.get(id(thing))
         if found is not None:
             return found
-        self._count += 1
-        number = self._numbers[key] = self._count
-        numbers, objects = self._numbers, self._objects
-
-        def gone(_: Any) -> None:
-            if numbers.get(key) == number:
-                del numbers[key]
-            objects.pop(number, None)
-
-        with contextlib.suppress(TypeError):  # a list, as a dataset: it gets a number, and is not found by it
-            objects[number] = weakref.ref(thing, gone)
+        number = self._count = self._count + 1
+        try:
+            self._numbers[thing] = number
+            self._objects[number] = weakref.ref(thing, functools.partial(self._objects.pop, number))
+        except TypeError:  # a list, as a dataset: it gets a number, and is not found by it
+            self._unheld[id(thing)] = number
         return number
 
     def thing(self, number: int) -> Any:

@@ -7,6 +7,7 @@ renewed as often as a small share of the step's time allows, and given back when
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import torch
 
 from torchmedic.observe.device.async_devices import LateDevice, devices
 from torchmedic.observe.step.tensors import parameters_of
+from torchmedic.source.objects.weak_table import WeakTable
 
 _SHARE_OF_STEP = 0.002  # of its time, for copies
 _MIN_FREE_TO_TAKE = 16  # free memory, in sizes of the copy
@@ -88,7 +90,7 @@ class Rewind:
     def __init__(self) -> None:
         self._copies: dict[int, tuple[_Copy, weakref.ref[Any]]] = {}
         self._waiting: dict[int, int] = {}  # updates until an optimizer without a copy is looked at
-        self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._roots: WeakTable[bool] = WeakTable()
         self._known_roots: set[int] = set()
         self._next_look = 0.0
         self._is_told = False
@@ -98,7 +100,7 @@ class Rewind:
         """A module that the user calls: its buffers are copied with the weights."""
         if id(module) not in self._known_roots:
             self._known_roots.add(id(module))
-            self._roots.add(module)
+            self._roots[module] = True
 
     def offer(self, optimizer: Any, step: int, usual_step: float) -> None:
         """The weights of this optimizer have just given a finite loss, and are about to be changed."""
@@ -158,7 +160,7 @@ class Rewind:
         copies = self._copies
         key = id(optimizer)
         self._waiting.pop(key, None)
-        copies[key] = (copy, weakref.ref(optimizer, lambda _: copies.pop(key, None)))
+        copies[key] = (copy, weakref.ref(optimizer, functools.partial(copies.pop, key)))
         self._renew(optimizer, copy, step, usual_step)
 
     def _renew(self, optimizer: Any, copy: _Copy, step: int, usual_step: float) -> None:
@@ -195,7 +197,7 @@ class Rewind:
         mine = {id(tensor) for tensor in weights}
         found = {
             id(buffer): buffer
-            for root in self._roots
+            for root in self._roots.alive()
             if any(id(tensor) in mine for tensor in root.parameters())
             for buffer in root.buffers()
             if is_plain(buffer) and buffer.device == weights[0].device and buffer.nbytes <= _MAX_BUFFER_BYTES

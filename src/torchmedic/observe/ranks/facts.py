@@ -28,6 +28,7 @@ from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import RankFacts, WeightSample
 from torchmedic.runfolder.files import RANK_FACTS, write_atomically
+from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.user_code import user_frame
 
 _MAX_BATCHES = 4
@@ -50,7 +51,7 @@ class FactsOfRank:
         self._facts = RankFacts(rank=rank, pid=os.getpid(), world_size=world_size, host=socket.gethostname())
         self._fetched: tuple[str, str, StackFrame | None] | None = None
         self._has_loader: bool | None = None  # None until the first batch is known
-        self._passes: weakref.WeakKeyDictionary[Any, Passes] = weakref.WeakKeyDictionary()
+        self._passes: WeakTable[Passes] = WeakTable()
         self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
         self._weights: list[weakref.ref[torch.Tensor]] = []
         self._optimizer: weakref.ref[Any] | None = None  # of these weights
@@ -181,7 +182,10 @@ class FactsOfRank:
 
     def _begin_pass(self, sampler: Any) -> None:
         if sampler is not None and has_epoch(sampler):
-            self._passes.setdefault(sampler, Passes()).begin(int(sampler.epoch))
+            passes = self._passes.get(sampler)
+            if passes is None:
+                passes = self._passes[sampler] = Passes()
+            passes.begin(int(sampler.epoch))
 
     def _look_at_order(self) -> None:
         sampler = self._reading() if self._reading is not None else None

@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 
 from torchmedic.observe.step.kept_batch import KeptBatch
 from torchmedic.observe.step.tensors import is_mapping, tensors_in
+from torchmedic.source.objects.weak_table import WeakTable
 
 _new_tuple: Any = tuple.__new__  # the constructor of a named tuple takes five times as long
 _weak_reference = weakref.ref
@@ -71,7 +72,7 @@ class Batches:
     def __init__(self) -> None:
         self._earlier: deque[_Earlier] = deque(maxlen=2)
         self._direct = True  # the user's own loop asked for it
-        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        self._passes: WeakTable[_Pass] = WeakTable()
         self.last_pass: _Pass | None = None  # that was asked for: nearly always the one that is asked for again
         self.kept: KeptBatch | None = None
         self._weak: list[weakref.ref[torch.Tensor]] = []  # the tensors of the last batch
@@ -164,7 +165,7 @@ class Batches:
 
     def iterators(self) -> list[Any]:
         """The DataLoader iterators that are alive and have drawn something."""
-        return list(self._passes.keys())
+        return self._passes.alive()
 
     def arrived(self, batch: Any, *, direct: bool = True, is_kept: bool = True) -> None:
         """A batch has come. If it is not kept, it can be replayed only while the user's own variables hold it."""

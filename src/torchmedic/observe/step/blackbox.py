@@ -37,6 +37,7 @@ from torchmedic.runfolder.black_box import (
     TABLE_AT,
     VERSION,
 )
+from torchmedic.runfolder.descriptors import out_of_the_way
 
 MEMORY_NAME = "torchmedic-blackbox"  # of the memory file; /proc/<pid>/fd shows it as /memfd:<name>
 
@@ -51,17 +52,12 @@ class BlackBox:
     descriptor: int | None  # of the memory file
 
     def __init__(self) -> None:
-        low = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            # Above the standard streams, one of which the script may have closed.
-            self.descriptor = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
-        finally:
-            os.close(low)
+        self.descriptor = out_of_the_way(os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         try:
             _fill(self.descriptor, bytes(SIZE))  # real pages: a hole may have no memory behind it later
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
-            self._begin(mmap.mmap(self.descriptor, SIZE))
+            self._begin(_mapped(self.descriptor))
         except BaseException:
             self.close()
             raise
@@ -158,7 +154,7 @@ class FileBox(BlackBox):
     """
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self.descriptor = out_of_the_way(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
             self._begin(bytearray(SIZE))
             _fill(self.descriptor, self._map)
@@ -188,6 +184,21 @@ class FileBox(BlackBox):
     def _save(self, start: int, size: int) -> None:
         if self.descriptor is not None and size:
             os.pwrite(self.descriptor, self._map[start : start + size], start)
+
+
+def _mapped(descriptor: int) -> mmap.mmap:
+    """The memory of a file, without the descriptor that a map of Python's opens for itself under a low number.
+
+    The map would close this number at its end, when the number may be that of a file of the script's: it never ends.
+    """
+    low = os.dup(descriptor)
+    os.close(low)
+    memory = mmap.mmap(descriptor, SIZE)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(low), os.fstat(descriptor)):  # no other thread has taken the number
+            os.close(low)
+    return memory
 
 
 def _fill(descriptor: int, data: bytes) -> None:

@@ -20,6 +20,7 @@ from torchmedic.observe.memory.usage import MemoryGauge
 from torchmedic.observe.step.blackbox import BlackBox
 from torchmedic.records import PHASES, Phase
 from torchmedic.source.lookup.optimizers import Construction
+from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.user_code import is_user_file, verdicts
 
 OTHER, DATA, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
@@ -42,7 +43,7 @@ class Clock:
         self.called: tuple[str, int] = ("", 0)  # the line of the last call of a root module that was noted
         self.optimizer_count = 0  # of those that live
         self._optimizers: dict[int, weakref.ref[Any]] = {}  # a WeakSet is asked too slowly for every event
-        self.constructions: weakref.WeakKeyDictionary[Any, Construction] = weakref.WeakKeyDictionary()  # of optimizers
+        self.constructions: WeakTable[Construction] = WeakTable()  # of optimizers
         self._stepped: set[int] = set()  # identities
         self._had_optimizers = False
         self._by_hand: set[tuple[str, int]] = set()  # lines that have computed gradients in this step

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.contained import pass_signals_on
 from torchmedic.observe.step.tensors import is_mapping, tensors_in
 
 _MAX_ALIASED_BYTES = 64 << 20
@@ -93,8 +94,8 @@ def _kept(value: Any, aliased: bool, depth: int) -> Any:
         # A library's mapping, as of a tokenizer: a dict of the same items has to do.
         try:
             substitute = _kept(dict(value.items()), aliased, depth - 1)
-        except Exception:
-            substitute = _GONE
+        except Exception as error:
+            pass_signals_on(error)
     try:
         return _Part(weakref.ref(value), substitute)
     except TypeError:
@@ -117,5 +118,6 @@ def _given_back(kept: Any, *, partly: bool = False) -> Any:
     make = getattr(kept.kind, "_make", kept.kind)  # a named tuple takes its items one by one
     try:
         return make(parts)
-    except Exception:
+    except Exception as error:
+        pass_signals_on(error)
         return tuple(parts)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from torchmedic.contained import pass_signals_on
+
 _MAX_FRAMES = 80
 _MAX_ENTRIES = 100_000  # entries of a state that are counted
 _SEQUENCES = (list, tuple)  # to build `list | tuple` at every call takes longer than the call
@@ -28,7 +30,8 @@ def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
         if depth and is_mapping(value):
             try:
                 value = list(value.values())
-            except Exception:
+            except Exception as error:
+                pass_signals_on(error)
                 return []
     if depth and isinstance(value, _SEQUENCES):
         found: list[torch.Tensor] = []

@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 import torch
 
 from torchmedic.observe.context import StepContext
+from torchmedic.observe.step.trainers import others_train
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step_frames import forward_lines, refuse_launchers
@@ -237,6 +238,8 @@ def _cut(
             tree=tree,
         )
 
+    if others_train():
+        raise CannotCut("another thread trains at the same time")
     segment = recut(None)
     runner = kind(
         segment,

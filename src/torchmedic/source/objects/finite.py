@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torchmedic.contained import pass_signals_on
+
 _MAX_ELEMENTS = 50_000_000  # elements of a tensor that is read for a question about a variable
 _MAX_ITEMS = 64  # items of a container, from its beginning
 _MAX_LAST = 8  # items from the end of a longer one
@@ -85,7 +87,8 @@ def is_bad(value: Any, depth: int = 2) -> bool:
             return any(is_bad(part, depth - 1) for part in _ends(value))
         if depth and isinstance(value, dict):
             return any(is_bad(part, depth - 1) for part in _ends(list(value.values())))
-    except Exception:  # whatever an object of the user does when it is looked at
+    except Exception as error:  # whatever an object of the user does when it is looked at
+        pass_signals_on(error)
         return False
     return False
 

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import PLAIN, locals_of
 
@@ -289,7 +290,7 @@ _READERS: tuple[tuple[type | tuple[type, ...], _Reader], ...] = (
     (tuple, _of_named_tuple),
     ((ModuleType, FrameType, CodeType), _of_nothing),
 )
-_readers: weakref.WeakKeyDictionary[type, _Reader] = weakref.WeakKeyDictionary()  # the reader of a kind that was met
+_readers: WeakTable[_Reader] = WeakTable()  # the reader of a kind that was met
 
 
 def live_modules() -> list[torch.nn.Module]:

@@ -1,0 +1,30 @@
+"""Descriptors that a process of the user's keeps open for torchmedic."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+
+_FIRST = 3  # above the standard streams, one of which the script may have closed
+_HIGHEST = 1024  # numbers up to here are good for `select` as well
+
+
+def out_of_the_way(descriptor: int) -> int:
+    """The same open file under a high number; the given descriptor is closed.
+
+    A script may close all descriptors that it does not know (`os.closerange(3, 256)`, as daemons do). The next file
+    that the script opens gets the lowest number that is free. If torchmedic still wrote to that number, the words would
+    be in a file of the script. Few scripts open as many files as to reach a high number.
+
+    Raises:
+        OSError: No number above those of the standard streams is free.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    highest = _HIGHEST if limit == resource.RLIM_INFINITY else min(limit, _HIGHEST)
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, highest * 3 // 4)
+    except OSError:  # no number is free there
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+    finally:
+        os.close(descriptor)
