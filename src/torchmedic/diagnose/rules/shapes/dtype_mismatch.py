@@ -66,7 +66,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft.at(made, *evidence.at_user_line("cause" if made is None else "surfaced", label))
     if made is None:
         _came_from(evidence, found, draft)
-    return draft.help(_advice(found))
+    return draft.help(_advice(found, of_items=made is not None))
 
 
 def _from_torch(evidence: RaisedEvidence) -> bool:
@@ -86,11 +86,13 @@ def _came_from(evidence: RaisedEvidence, found: Odd, draft: Draft) -> None:
         draft.because("torch makes int64 of whole numbers")
 
 
-def _advice(found: Odd) -> str:
+def _advice(found: Odd, *, of_items: bool) -> str:
     methods = {"float32": "float", "float64": "double", "float16": "half", "int64": "long", "bool": "bool"}
     wanted = found.wanted.split(" or ")[0]
     if found.in_place:
         return "make a new tensor instead of writing into this one, or make this one floating point from the start"
+    if wanted in methods and of_items:
+        return f"convert the items: `.{methods[wanted]}()` for a tensor, `.astype(np.{wanted})` for a NumPy array"
     if wanted in methods:
         return f"convert it where it is made: `.{methods[wanted]}()`"
     return (
