@@ -134,10 +134,10 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.a = nn.Linear(8, 8)
-        self.scale = torch.ones(8)
+        self.scale = torch.ones(8)  # <- cause
 
     def forward(self, x):
-        return self.a(x) * self.scale  # <- cause
+        return self.a(x) * self.scale
 
 
 model = Net().cuda()

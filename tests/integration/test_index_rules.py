@@ -168,11 +168,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Linear(4, 4)
-        self.rest = [nn.Linear(4, 4) for _ in range(3)]
+        self.rest = [nn.Linear(4, 4) for _ in range(3)]  # <- cause
     def forward(self, x):
         x = self.first(x)
         for layer in self.rest:
-            x = layer(x)  # <- cause
+            x = layer(x)
         return x
 Net().to("meta")(torch.randn(2, 4, device="meta"))
 """,
@@ -185,8 +185,8 @@ Net().to("meta")(torch.randn(2, 4, device="meta"))
 device = torch.device("meta")
 model = nn.Linear(4, 2).to(device)
 for x, y in DataLoader(TensorDataset(torch.randn(8, 4), torch.zeros(8, 2)), batch_size=4):
-    x.to(device)
-    loss = F.mse_loss(model(x), y)  # <- cause
+    x.to(device)  # <- cause
+    loss = F.mse_loss(model(x), y)
 """,
         "`x` is on cpu",
         ("which is dropped", "x = x.to(device)"),
@@ -199,8 +199,8 @@ class Net(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
     def forward(self, x):
-        noise = torch.randn(2, 4) * 0.1
-        return self.linear(x) + noise  # <- cause
+        noise = torch.randn(2, 4) * 0.1  # <- cause
+        return self.linear(x) + noise
 Net().to("meta")(torch.randn(2, 4, device="meta"))
 """,
         "`noise` is on cpu",

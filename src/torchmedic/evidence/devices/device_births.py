@@ -105,8 +105,9 @@ class Trace(TorchDispatchMode):
         return found
 
     def copies_of(self, tensors: list[torch.Tensor], device: torch.device) -> list[Spot]:
-        """Where tensors that were there before the step were copied to another device."""
-        wanted = {storage_of(tensor) for tensor in tensors}
+        """Where tensors that were there before the step, or failed in the replay, were copied to another device."""
+        failed = (tensor for tensor in self.failed if tensor.device == device)
+        wanted = {storage_of(tensor) for tensor in (*tensors, *failed)}
         return [
             made.spot
             for made, result in self._copies

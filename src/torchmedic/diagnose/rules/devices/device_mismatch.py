@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.cures.devices import explained
@@ -28,6 +29,8 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.device.hidden_work import with_default_device
 from torchmedic.source.live_frames import node_location
 
+# What makes a tensor stay behind by itself, wherever it is used.
+_AT_ORIGIN = ("made", "taken off", "dropped", "attribute", "container", "layers")
 _WORDS = (
     "same device",
     "expected device",
@@ -63,11 +66,14 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         f"{others[0].shown} on {others[0].device}"
     )
     draft.cause = listed([each.words for each in (stray, *others)], 3)
-    draft.at(*evidence.at_user_line("cause", f"{stray.device} meets {others[0].device}"))
     reason, treated = explained(failure, split, strays_of(evidence, split, failure))
-    if reason is not None:
-        draft.at(reason.place)
-        draft.because(reason.fact)
+    place = reason.place if reason is not None else None
+    meets = f"{stray.device} meets {others[0].device}"
+    if reason is not None and place is not None and reason.kind in _AT_ORIGIN:
+        draft.at(msgspec.structs.replace(place, role="cause"), *evidence.at_user_line("surfaced", meets))
+    else:
+        draft.at(*evidence.at_user_line("cause", meets), place)
+    draft.because(reason.fact if reason is not None else "")
     draft.treat(treated)
     if treated is None:
         fallback = f"move {stray.shown} to {others[0].device} before it is used"
