@@ -21,6 +21,7 @@ from torchmedic.diagnose.rules.memory._growth import detached, edited, end, grap
 from torchmedic.evidence.leaks.evidence import LeakEvidence
 from torchmedic.evidence.leaks.source.sites import Site, arguments_behind, is_argument
 from torchmedic.observe.heap.weighing import Weight
+from torchmedic.records import Role
 from torchmedic.source.live_frames import node_location
 
 
@@ -49,8 +50,9 @@ def check(evidence: LeakEvidence) -> Draft | None:
     is_passed_on = giver is not None and put is not None and not is_argument(put)
     label = f"each {period(evidence)} puts {_count(growth.rate)} in here"
     draft.at(evidence.at_put("origin" if is_passed_on else "cause", label))
-    given = ("cause", "given here with its graph") if is_passed_on else ("origin", "given here")
-    draft.at(node_location(given[0], giver.file, giver.node, given[1]) if giver is not None else None)
+    if giver is not None:
+        role: Role = "cause" if is_passed_on else "origin"
+        draft.at(node_location(role, giver.file, giver.node, "given here with its graph"))
     draft.because(
         f"it grew with every {period(evidence)} {span(evidence)}",
         where(evidence),

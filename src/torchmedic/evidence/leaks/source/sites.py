@@ -151,7 +151,7 @@ def arguments_behind(site: Site) -> set[str]:
         return set()
     arguments = function.args
     known = {*parameters_of(function), *(each.arg for each in (arguments.vararg, arguments.kwarg) if each is not None)}
-    if not _is_plain(site.value, site.node):
+    if site.value is None or not _is_plain(site.value, site.node):
         return set()
     used = {node.id for node in ast.walk(site.value) if isinstance(node, ast.Name)}
     for loop in site.loops:
@@ -162,7 +162,7 @@ def arguments_behind(site: Site) -> set[str]:
     return used & known
 
 
-def _is_plain(value: ast.expr | None, statement: ast.AST) -> bool:
+def _is_plain(value: ast.expr, statement: ast.AST) -> bool:
     """Whether a value is made of variables, numbers and the holder itself alone, so that its graph came with them."""
     match value:
         case ast.BinOp(left=left, right=right):
