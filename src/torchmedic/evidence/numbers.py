@@ -131,8 +131,14 @@ class NumbersEvidence:
         assert self.played is not None
         if self.played.taken:
             # What was taken over is where the bad value is, or was changed since: run it all.
+            known = dict(vars(self))
             runner.takes_over = False
             if not self.replay_once() or self._is_good():
+                return
+            if known["births"] and not self.births:
+                # Run anew, the step drew other data, and was finite: the bad value came with the data.
+                vars(self).update(known)
+                runner.takes_over = True
                 return
         if self.played.drew_random:
             # It did not fail again, or not in the same way, and it drew random numbers: take over what the step drew.
@@ -211,9 +217,17 @@ class NumbersEvidence:
         """Whether the replay was the step, as far as can be told, and shows where the bad value was born."""
         if not self.births or self.faithful is False or self.played is None:
             return False
-        leaf = self.births[0].leaf
-        taken = {storage_of(tensor) for value in self.played.taken.values() for tensor in tensors_in(value)}
-        return leaf is None or storage_of(leaf.tensor) not in taken
+        return not self.taken_name
+
+    @property
+    def taken_name(self) -> str:
+        """The variable with the bad value, if the replay took it over instead of computing it again."""
+        leaf = self.births[0].leaf if self.births else None
+        wanted = storage_of(leaf.tensor) if leaf is not None else None
+        for name, value in self.played.taken.items() if self.played is not None and leaf is not None else ():
+            if any(storage_of(tensor) == wanted for tensor in tensors_in(value)):
+                return name
+        return ""
 
     def _is_expected(self, error: BaseException) -> bool:
         """Whether backward met a graph from before the step, which the step itself has freed: the loss is there."""

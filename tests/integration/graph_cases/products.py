@@ -158,8 +158,8 @@ def case_151_sdpa():
 
 
 def case_151_seq():
-    m = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(16, 2))
-    m(torch.randn(2, 4))  # <- TM151
+    m = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(16, 2))  # <- TM151
+    m(torch.randn(2, 4))
 
 
 def case_151_unread():

@@ -8,7 +8,6 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import torch
 
 from torchmedic.diagnose.cures.edits import called, rewritten, statement_at, whole
@@ -22,6 +21,7 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.step.trial import Edit, attempt, describe, edited, passes
 from torchmedic.replay.trace.microscope import Spot
+from torchmedic.source.objects.parts import live_modules
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import callee
@@ -41,16 +41,8 @@ def explained(failure: StepFailure, split: Split, strays: list[Stray]) -> tuple[
             if treated is not None:
                 return reason, treated
     with contextlib.suppress(RuntimeError):
-        if (moved := _by_move(failure.step, split, strays[0])) is not None:
-            return _not_blamed(first), moved
+        return first, _by_move(failure.step, split, strays[0])
     return first, None
-
-
-def _not_blamed(reason: Reason | None) -> Reason | None:
-    """A reason whose own cure did not pass: the line to change is the use."""
-    if reason is None or reason.place is None:
-        return reason
-    return msgspec.structs.replace(reason, place=msgspec.structs.replace(reason.place, role="origin"))
 
 
 def _by_reason(step: Step, split: Split, stray: Stray, reason: Reason) -> Treatment | None:
@@ -139,10 +131,20 @@ def _at_its_use(split: Split, stray: Stray) -> Iterator[tuple[str, Edit]]:
 def _moving(split: Split, stray: Stray, reason: Reason) -> contextlib.AbstractContextManager[None] | None:
     home = split.home
     if reason.kind in ("attribute", "container", "layers"):
-        return _attribute_moved(reason.owner, reason.name, home)
+        return _attributes_moved(reason.owner, reason.name, home)
     if reason.kind == "module" and reason.module is not None:
         return _module_moved([reason.module], stray.device if home.type == "cpu" else home)
     return None
+
+
+@contextlib.contextmanager
+def _attributes_moved(owner: Any, name: str, home: torch.device) -> Iterator[None]:
+    """The line that makes an attribute makes it for every module of the class."""
+    alike = [each for each in live_modules() if type(each) is type(owner) and name in each.__dict__]
+    with contextlib.ExitStack() as moved:
+        for each in {id(one): one for one in (owner, *alike)}.values():
+            moved.enter_context(_attribute_moved(each, name, home))
+        yield
 
 
 @contextlib.contextmanager

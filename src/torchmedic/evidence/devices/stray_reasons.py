@@ -108,12 +108,23 @@ def _lost_move(stray: Stray) -> Reason | None:
         return Reason(
             kind="dropped",
             fact=f"`{text}` moves nothing: for a tensor it returns a copy, which is dropped",
-            advice=f"keep the result: `{ast.unparse(statement.value.func.value)} = {text}`",  # type: ignore[attr-defined]
+            advice=_kept(file, statement, text),
             place=node_location("cause", file, statement, "the moved copy is dropped here"),
             file=file,
             nodes=(statement,),
         )
     return None
+
+
+def _kept(file: str, statement: ast.Expr, text: str) -> str:
+    name = ast.unparse(statement.value.func.value)  # type: ignore[attr-defined]
+    for loop in nodes_in(syntax_tree(file)):
+        if isinstance(loop, ast.For) and statement in loop.body:
+            is_item = any(ast.unparse(part) == name for part in ast.walk(loop.target))
+            rest = loop.body[loop.body.index(statement) + 1 :]
+            if is_item and not any(ast.unparse(part) == name for each in rest for part in ast.walk(each)):
+                return f"keep the results: put each `{text}` into a new container, and go on with that"
+    return f"keep the result: `{name} = {text}`"
 
 
 def _dropped(stray: Stray) -> Iterator[tuple[str, ast.Expr]]:

@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.nn import functional
 
 from torchmedic.contained import contained
@@ -51,6 +52,7 @@ class LostTerms(GraphCuts):
         self.key: tuple[str, int] | None = None  # the call of backward whose loss is watched
         self._calls: list[tuple[frozenset[int], tuple[Site, ...]]] = []  # of layers, by their parameters
         self._backwards = 0
+        self._first_node = 0  # the number of the first node that can belong to the watched step
         self._unrecorded = 0  # calls of modules under `no_grad`
         self._turns: dict[tuple[CodeType, int], int] = {}  # by instruction: how many terms it has added
 
@@ -59,6 +61,7 @@ class LostTerms(GraphCuts):
         if self.armed or self.done:
             return
         self.key = key
+        self._first_node = int(_get_sequence_nr())
         self.arm(None)
         for name in _CHOOSING if is_whole else ():
             self._patches.put(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
@@ -104,6 +107,9 @@ class LostTerms(GraphCuts):
             self.cuts.append(Cut("no_grad", sites, behind))
 
     def _note(self, name: str, tensor: torch.Tensor, result: Any, frame: FrameType) -> Cut | None:
+        node = tensor.grad_fn
+        if node is not None and node._sequence_nr() < self._first_node:
+            return None  # a total, or a state, of an earlier step: no gradient can go there any more
         is_users = is_user_file(frame.f_code.co_filename)  # a library, or torchmedic itself, may well read a value
         return super()._note(name, tensor, result, frame) if is_users else None
 

@@ -71,7 +71,7 @@ def held_modules(frames: list[Frame]) -> Iterator[tuple[Frame, Any, str, nn.Modu
 
 def _modules_in(name: str, value: Any) -> Iterator[tuple[str, nn.Module]]:
     """A module, or the modules of a dict with their names: `nets["G"]` is `nets.G`."""
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module) and "_modules" in value.__dict__:  # its constructor may not have run yet
         yield name, value
     elif type(value) is dict and len(value) <= _MAX_TABLE:
         yield from ((f"{name}.{key}", item) for key, item in list(value.items()) if isinstance(item, nn.Module))

@@ -44,7 +44,7 @@ class Ended(NamedTuple):
         ago = duration(max(0.0, time.time() - thread.ended))
         where = f"{relative(thread.file)}:{thread.line}"
         how = f" with {thread.error}" if thread.error else ""
-        return f"thread `{thread.name}` ran `{thread.target}` ({where}){lived}, and ended {ago} ago{how}"
+        return f"`{thread.target}` ({where}) ran in thread `{thread.name}`{lived}, and ended {ago} ago{how}"
 
     @property
     def failure(self) -> Location | None:

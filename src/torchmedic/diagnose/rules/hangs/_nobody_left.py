@@ -59,7 +59,8 @@ def nobody(stall: Stall, waiter: Waiter) -> Silence | None:
         if any(_process_could(stall, each) for each in others):
             return None
         facts += [f"{command(each, each.pid)} waits too" for each in others]
-    facts = facts[:4] or ["no other thread" + (" or process" if shared else "") + " of the run is left"]
+    left = "has anything to do" if threads else "is left"
+    facts = facts[:4] or ["no other thread" + (" or process" if shared else "") + f" of the run {left}"]
     if _handles_signals(waiter.process):
         facts.append("a signal handler of the script could end the wait")
         return Silence("likely", facts, "warning" if stall.still >= _WARNING_LIMITS * stall.limit else "note")

@@ -17,6 +17,7 @@ import ast
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, measured
 from torchmedic.evidence.leaks.evidence import LeakEvidence
+from torchmedic.source.live_frames import node_location
 
 
 @rule("TM451", "graph-carried-on")
@@ -32,15 +33,20 @@ def check(evidence: LeakEvidence) -> Draft | None:
     draft.cause = (
         f"`{name}` is made from its own last value, and its graph reaches back beyond step {growth.first.step}"
     )
-    draft.at(evidence.at_put("cause", "each step adds its graph to the graphs of all earlier steps"))
+    giver = evidence.giver  # of what a meter adds up
+    label = "each step adds its graph to the graphs of all earlier steps"
+    draft.at(evidence.at_put("cause" if giver is None else "origin", label))
+    draft.at(node_location("cause", giver.file, giver.node, "given here with its graph") if giver is not None else None)
     draft.because(graph(evidence, f"`{name}`"), measured(evidence), end(evidence))
-    put = evidence.put
-    added = _added(put.node)
-    patch = edited(put, added, detached(added, scalar=isinstance(put.node, ast.AugAssign))) if added else ""
+    put = giver or evidence.put
+    added = _added(put.node) if giver is None else giver.value if isinstance(giver.value, ast.Name) else None
+    patch = edited(put, added, detached(added, scalar=giver is None)) if added else ""
     advice = f"cut the graph before the next step uses the tensor: `{name}.detach()`"
-    if isinstance(put.node, ast.Call):
+    if giver is not None:
+        advice = "give it without its graph: `.detach()`"
+    elif isinstance(put.node, ast.Call):
         advice = f"write to `{name}` under `torch.no_grad()`, or write values without a graph: `.detach()`"
-    draft.help("add its number" if patch else advice, patch=patch)
+    draft.help("add its number" if patch and giver is None else advice, patch=patch)
     return draft.rated("warning")
 
 

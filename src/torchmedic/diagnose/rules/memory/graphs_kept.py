@@ -19,8 +19,9 @@ import ast
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.memory._growth import detached, edited, end, graph, limit, measured, period, span, where
 from torchmedic.evidence.leaks.evidence import LeakEvidence
-from torchmedic.evidence.leaks.source.sites import Site
+from torchmedic.evidence.leaks.source.sites import Site, arguments_behind, is_argument
 from torchmedic.observe.heap.weighing import Weight
+from torchmedic.records import Role
 from torchmedic.source.live_frames import node_location
 
 
@@ -44,9 +45,14 @@ def check(evidence: LeakEvidence) -> Draft | None:
         if pieces
         else f"the items of `{name}` {_are(weight)} tensors with a `grad_fn`, and the first of them is still there"
     )
-    draft.at(evidence.at_put("cause", f"each {period(evidence)} puts {_count(growth.rate)} in here"))
-    giver = evidence.giver
-    draft.at(node_location("origin", giver.file, giver.node, "given here") if giver is not None else None)
+    put, giver = evidence.put, evidence.giver
+    # A helper that stores whatever is given to it, by name or by the dozen, is not to blame.
+    is_passed_on = giver is not None and put is not None and not is_argument(put)
+    label = f"each {period(evidence)} puts {_count(growth.rate)} in here"
+    draft.at(evidence.at_put("origin" if is_passed_on else "cause", label))
+    if giver is not None:
+        role: Role = "cause" if is_passed_on else "origin"
+        draft.at(node_location(role, giver.file, giver.node, "given here with its graph"))
     draft.because(
         f"it grew with every {period(evidence)} {span(evidence)}",
         where(evidence),
@@ -56,7 +62,7 @@ def check(evidence: LeakEvidence) -> Draft | None:
         end(evidence),
         "the source has a line that empties it, but it has not run for a long time" if evidence.is_emptied else "",
     )
-    put = evidence.put
+    put = giver if is_passed_on else put
     if evidence.goes_backward:
         draft.help(f"empty `{name}` as soon as the backward has used it")
     elif put is not None and put.value is not None and isinstance(put.value, ast.expr):
@@ -80,15 +86,13 @@ def _way(via: str) -> str:
 
 def _is_single(put: Site, weight: Weight) -> bool:
     """Whether the line puts in one tensor that it makes or knows itself; an argument may be anything."""
-    value, function = put.value, put.function
+    value = put.value
     if weight.kinds != {"Tensor"} or not isinstance(
         value, ast.Name | ast.Attribute | ast.Subscript | ast.BinOp | ast.Call
     ):
         return False
-    if isinstance(value, ast.Name) and isinstance(function, ast.FunctionDef):
-        arguments = function.args
-        if value.id in {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}:
-            return False
+    if isinstance(value, ast.Name) and arguments_behind(put):
+        return False
     return isinstance(put.node, ast.Call) or (
         isinstance(put.node, ast.Assign) and isinstance(put.node.targets[0], ast.Subscript)
     )

@@ -79,7 +79,7 @@ def _module(evidence: RaisedEvidence, frame: Frame, module: nn.Module) -> Draft 
         draft.because(f"unknown: {listed([f'`{key}`' for key in extra])}")
     for key in sized[:4]:
         draft.because(f"`{key}` is {_shape(saved[key])} in the saved state and {_shape(own[key])} in the model")
-    _explain(draft, own, saved, missing, extra)
+    _explain(draft, own, saved, missing, extra, sized)
     return draft
 
 
@@ -91,7 +91,12 @@ def _shape(value: Any) -> str:
 
 
 def _explain(
-    draft: Draft, own: Mapping[str, Any], saved: Mapping[str, Any], missing: list[str], extra: list[str]
+    draft: Draft,
+    own: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    missing: list[str],
+    extra: list[str],
+    sized: list[str],
 ) -> None:
     inner = [key for key, value in saved.items() if isinstance(value, Mapping) and set(own) <= set(value)]
     if inner:
@@ -109,8 +114,12 @@ def _explain(
         draft.help(f"load into that part: `model.{part}.load_state_dict(...)`")
         return
     fitting = any(key in own and _shape(own[key]) == _shape(value) for key, value in saved.items())
-    some = ", or load only what fits with `strict=False`" if fitting else ""
-    draft.help(f"build the model as it was when it was saved{some}")
+    draft.help("build the model as it was when it was saved")
+    if fitting and sized:  # `strict=False` forgives names, and no shapes
+        names = ", ".join(map(repr, sized[:4])) + (", ..." if len(sized) > 4 else "")
+        draft.help(f"or take what does not fit ({names}) out of the state, and load the rest with `strict=False`")
+    elif fitting:
+        draft.help("or load only what fits with `strict=False`")
 
 
 def _part_that_fits(own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:

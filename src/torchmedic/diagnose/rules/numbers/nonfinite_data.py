@@ -25,7 +25,8 @@ from torchmedic.evidence.preparation import line_in_collate, line_in_iteration, 
 from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import describe, passes
 from torchmedic.replay.trace.microscope import Leaf
-from torchmedic.source.live_frames import place
+from torchmedic.source.assignments import names_written
+from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.bad_value_makers import is_next_state
 from torchmedic.source.user_code import relative
 
@@ -48,7 +49,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.message = f"{what} in {called} made {victim(evidence)}"
     draft.cause = (
         f"{called}, {str(leaf.tensor.dtype).removeprefix('torch.')} {list(leaf.tensor.shape)}, held {what} "
-        "before the step began"
+        + ("when the step got it" if evidence.taken_name else "before the step began")
     )
     item = _item(evidence, bad, kind)
     fetched = fetch_again(item) if item is not None else None
@@ -141,7 +142,11 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label
         return _at(found, label)
     if line is not None:
         return _at(line, label)
-    scope = evidence.scope
+    scope, taken = evidence.scope, evidence.taken_name
+    segment = evidence.step.runner.segment if evidence.step is not None and taken else None
+    for statement in segment.statements if segment is not None else ():
+        if segment is not None and taken in names_written(statement):
+            return node_location("cause", segment.file, statement, f"{label}: `{taken}` comes from here")
     reader = scope.ops[leaf.reader].spot if scope is not None and leaf.reader < len(scope.ops) else None
     if reader is not None:
         return reader.location("cause", f"{label}, used here")

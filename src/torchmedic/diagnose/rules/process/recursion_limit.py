@@ -82,7 +82,27 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     for frame in own[:6] if len(own) > 1 else ():
         draft.because(f"in the circle: {relative(frame.file)}:{frame.line} in `{frame.function}`")
     draft.because(*_same_object(frames, cycle, back))
+    if (cure := _own_lookup(draft, frames)) is not None:
+        return draft.help(cure)
     return draft.help("call another function at this line, or add a condition that ends the recursion")
+
+
+def _own_lookup(draft: Draft, frames: list[Frame]) -> str | None:
+    """The cure of a `__getattr__` that reads an attribute of its own object which only `__getattr__` can find."""
+    frame = next((frame for frame in reversed(frames) if frame.is_user), None)
+    if frame is None or frame.function != "__getattr__" or frame.live.f_code.co_argcount != 2:
+        return None
+    owner, name = (frame.variables.get(each) for each in frame.live.f_code.co_varnames[:2])
+    own = getattr(owner, "__dict__", {})
+    if not isinstance(name, str) or name in own:
+        return None
+    if any(name in own.get(held, ()) for held in ("_modules", "_parameters", "_buffers")):
+        draft.because(f"`nn.Module.__getattr__` finds `{name}`; this `__getattr__` has taken its place")
+        return "ask `super().__getattr__(name)` first, and go on only if that raises AttributeError"
+    draft.because(
+        f"the object has no `{name}`; a copy, or an object that is being unpickled, begins without attributes"
+    )
+    return f"raise AttributeError where the name is `{name}`"
 
 
 def _long_chain(evidence: RaisedEvidence, cycle: Cycle, frames: list[Frame], kind: type, name: str) -> Draft:

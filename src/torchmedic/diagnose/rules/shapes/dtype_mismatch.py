@@ -25,6 +25,7 @@ from torchmedic.diagnose.rules.shapes._odd_dtype import Odd, odd_one
 from torchmedic.diagnose.words.tensors import (
     came_to_be,
     dtype,
+    items_become,
     layer_name,
     layer_of,
     origin_of_whole,
@@ -66,7 +67,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     made, label = giver_of(evidence, found.tensor), f"{dtype(found.tensor)}, not {found.wanted}"
     draft.at(made, *evidence.at_user_line("cause" if made is None else "surfaced", label))
     _came_from(evidence, found, draft, made)
-    return draft.help(_advice(found))
+    return draft.help(_advice(found, of_items=items_become(evidence, found.tensor) is not None))
 
 
 def _from_torch(evidence: RaisedEvidence) -> bool:
@@ -87,11 +88,13 @@ def _came_from(evidence: RaisedEvidence, found: Odd, draft: Draft, giver: Locati
         draft.because("torch makes int64 of whole numbers")
 
 
-def _advice(found: Odd) -> str:
+def _advice(found: Odd, *, of_items: bool) -> str:
     methods = {"float32": "float", "float64": "double", "float16": "half", "int64": "long", "bool": "bool"}
     wanted = found.wanted.split(" or ")[0]
     if found.in_place:
         return "make a new tensor instead of writing into this one, or make this one floating point from the start"
+    if wanted in methods and of_items:
+        return f"convert the items: `.{methods[wanted]}()` for a tensor, `.astype(np.{wanted})` for a NumPy array"
     if wanted in methods:
         return f"convert it where it is made: `.{methods[wanted]}()`"
     return (

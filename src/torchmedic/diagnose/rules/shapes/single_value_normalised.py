@@ -44,13 +44,15 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"{name} has 1 value per channel to normalise in training"
     draft.cause = f"its input is {shape(given)}: one sample and one point in space leave nothing to take a variance of"
-    draft.at(*evidence.at_user_line("cause", f"{shape(given)}: 1 value per channel"))
+    batch = incomplete_batch(evidence)
+    is_last = batch is not None and batch[0] == 1
+    loader = loader_call("cause", "its last batch has 1 sample", keyword="batch_size") if is_last else None
+    draft.at(loader, *evidence.at_user_line("surfaced" if loader else "cause", f"{shape(given)}: 1 value per channel"))
     draft.at(
         made_here(evidence, given, f"becomes {shape(given)}"), built_here(evidence, layer, "the layer is built here")
     )
     draft.because(fed_by(evidence, layer))
-    batch = incomplete_batch(evidence)
-    if batch is not None and batch[0] == 1:
+    if batch is not None and is_last:
         draft.because(f"this batch has 1 sample, not {batch[1]}: the loader's last batch is not full")
         draft.help("pass `drop_last=True` to the training loader")
     elif over_batch:

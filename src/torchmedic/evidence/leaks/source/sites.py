@@ -125,17 +125,66 @@ def values_returned(name: str, files: Iterable[str]) -> list[ast.expr]:
 
 
 def given_by_caller(site: Site, files: Iterable[str]) -> Site | None:
-    """The only call that gives a function what it stores, where that is an argument and not plainly a number."""
-    function, value = site.function, site.value
-    if not isinstance(function, ast.FunctionDef) or not isinstance(value, ast.Name):
+    """The only call that gives a function what it stores, where that is of an argument and not plainly a number."""
+    function = site.function
+    if not isinstance(function, ast.FunctionDef) or site.value is None:
         return None
-    names = parameters_of(function)
-    at = names.index(value.id) if value.id in names else len(names)
-    found = []
-    for file in dict.fromkeys(files):
+    names, found = arguments_behind(site), []
+    for file in dict.fromkeys(files) if names else ():
         for node, path in nodes_of(file):
             if isinstance(node, ast.Call) and callee(node) == function.name and function not in path:
-                words = [word.value for word in node.keywords if word.arg == value.id]
-                given = Site(file, node, next(iter([*words, *node.args[at : at + 1]]), None), path)
-                found += [given] if at < len(names) and given.value is not None and not given.is_little else []
+                sites = [Site(file, node, value, path) for value in _given(node, function, names)]
+                found += [each for each in sites if not each.is_little]
     return found[0] if len(found) == 1 else None
+
+
+def is_argument(site: Site) -> bool:
+    """Whether a function stores an argument of its own as it is."""
+    function, value = site.function, site.value
+    return isinstance(function, ast.FunctionDef) and isinstance(value, ast.Name) and value.id in parameters_of(function)
+
+
+def arguments_behind(site: Site) -> set[str]:
+    """The parameters of the function that the stored value is: one, a product of several, or an item of one."""
+    function = site.function
+    if not isinstance(function, ast.FunctionDef):
+        return set()
+    arguments = function.args
+    known = {*parameters_of(function), *(each.arg for each in (arguments.vararg, arguments.kwarg) if each is not None)}
+    if site.value is None or not _is_plain(site.value, site.node):
+        return set()
+    used = {node.id for node in ast.walk(site.value) if isinstance(node, ast.Name)}
+    for loop in site.loops:
+        if isinstance(loop, ast.For) and used & {
+            each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)
+        }:
+            used |= {each.id for each in ast.walk(loop.iter) if isinstance(each, ast.Name)}
+    return used & known
+
+
+def _is_plain(value: ast.expr, statement: ast.AST) -> bool:
+    """Whether a value is made of variables, numbers and the holder itself alone, so that its graph came with them."""
+    match value:
+        case ast.BinOp(left=left, right=right):
+            return _is_plain(left, statement) and _is_plain(right, statement)
+        case ast.Attribute():
+            targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+            return any(isinstance(each, ast.Attribute) and ast.unparse(each) == ast.unparse(value) for each in targets)
+        case _:
+            return isinstance(value, ast.Name | ast.Constant)
+
+
+def _given(call: ast.Call, function: ast.FunctionDef, names: set[str]) -> Iterator[ast.expr]:
+    """What a call gives for these parameters of a function; of a display, what is in it."""
+    known, arguments = parameters_of(function), function.args
+    values = [value for name, value in zip(known, call.args, strict=False) if name in names]
+    if arguments.vararg is not None and arguments.vararg.arg in names:
+        values += call.args[len(known) :]
+    takes_rest = arguments.kwarg is not None and arguments.kwarg.arg in names
+    values += [word.value for word in call.keywords if word.arg in names or (takes_rest and word.arg not in known)]
+    for value in values:
+        match value:
+            case ast.Dict(values=parts) | ast.List(elts=parts) | ast.Tuple(elts=parts):
+                yield from parts
+            case _:
+                yield value

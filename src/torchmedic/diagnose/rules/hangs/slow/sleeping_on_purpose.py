@@ -24,12 +24,14 @@ from torchmedic.diagnose.rules.hangs._at_work import (
     where,
 )
 from torchmedic.diagnose.rules.hangs._collectives import LAUNCHERS
+from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import duration
 from torchmedic.diagnose.words.stall import IDLE, StallDraft, at, main_line, stall_rule, stands
 from torchmedic.records.inside import PyThread
 from torchmedic.records.process import ThreadView
 from torchmedic.records.stall import Stall
 
+_ALWAYS = ("True", "1", "")  # conditions that say nothing
 _WAITS_FOR_LOCK = ("torch/utils/file_baton.py", "/filelock/")
 
 
@@ -66,14 +68,14 @@ def _sleeps(stall: Stall, main: PyThread, row: ThreadView | None) -> Draft:
     if frames_in(main, *LAUNCHERS) is not None:
         cause = "a launcher waits for the processes that it has started"
     draft = _draft(stall, "likely", cause)
-    draft.at(main_line(stall, "cause", "the main thread sleeps here"))
+    loop = stall.inner.loop if polls and stall.inner is not None else None
+    if loop is not None and loop.kind == "while" and loop.code not in _ALWAYS:
+        draft.message = f"the script sleeps in a loop, for {duration(stall.still)} so far"
+        draft.at(line_location("cause", loop.file, loop.line, f"goes on while this holds: `{loop.code}`"))
+        draft.at(main_line(stall, "surfaced", "the main thread sleeps here"))
+    else:
+        draft.at(main_line(stall, "cause", "the main thread sleeps here"))
     if polls:
-        loop = stall.inner.loop if stall.inner is not None else None
-        draft.because(
-            f"a loop checks its condition again and again: `{loop.code}` in line {loop.line}"
-            if loop is not None
-            else ""
-        )
         draft.help("give the loop a deadline, if what it waits for may never come")
     elif left is not None:
         draft.because(f"it continues by itself in {duration(left)}")
