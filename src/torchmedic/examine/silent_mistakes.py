@@ -51,6 +51,7 @@ def explain_first_steps(
         past=past,
         drawn=drawn,
         constructions=agent.clock.constructions,
+        first_call=memory.first_call,
     )
     found = list(unreached.held if unreached is not None and unreached.held else ask_each(evidence, registry.CHECKUP))
     if frame is not None and found and compares_counter():

@@ -80,9 +80,10 @@ class Warming(NamedTuple):
     cause: Place
     update: Place
     optimizer: int
-    meant: float  # the rate with which the optimizer was built
+    meant: float  # the rate with which the optimizer was built, or the largest of its schedule
     length: int  # of a schedule of one cycle, in moves; 0 where there is none
     moves: int  # of this schedule
+    moved: Place | None = None  # the line that has this schedule move
 
 
 class _Pending(NamedTuple):
