@@ -227,10 +227,15 @@ class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
-    """In `batches` steps, inputs and labels came from different items; `length` is how many batches a pass has."""
+    """In `batches` steps, inputs and labels came from different items; `length` is how many batches a pass has.
+
+    `names` are two variables that the script shuffled apart before training, the first of them at `other`.
+    """
 
     batches: int
     length: int
+    other: Place | None = None
+    names: tuple[str, str] | None = None
 
 
 class LoopWithoutBatches(LoopIncident, frozen=True, kw_only=True):
