@@ -107,7 +107,7 @@ def _fit(one: Any, other: Any) -> bool:
 def _shape(value: Any) -> tuple[int, ...]:
     """The shape of an array; a list has one value per row unless its items are long themselves."""
     if isinstance(value, list):
-        first = value[0] if value else None
-        return (len(value), 2 if isinstance(first, str | list | tuple) or getattr(first, "ndim", 0) else 1)
+        is_long = bool(value) and (isinstance(value[0], str | list | tuple) or bool(getattr(value[0], "shape", ())))
+        return (len(value), 2 if is_long else 1)
     is_array = isinstance(value, torch.Tensor) or type(value).__name__ == "ndarray"
     return tuple(value.shape) if is_array else ()
