@@ -13,6 +13,7 @@ import torch
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Birth, Site
 from torchmedic.observe.checkup.unreached_parameters import Unreached
+from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.numbers.windows import Copy
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, place, position_of, stack_of
@@ -39,6 +40,7 @@ class CheckUp:
         sure_after_one: Whether one look is enough, because somebody asks about this very batch.
         drawn: Sizes of batches whose items a DataLoader has drawn at random.
         constructions: The calls that built optimizers.
+        first_call: The first backward call, where it was kept.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class CheckUp:
         sure_after_one: bool = False,
         drawn: Collection[int] = (),
         constructions: WeakTable[Construction] | None = None,
+        first_call: KeptBackward | None = None,
     ) -> None:
         self.graphs = graphs
         self.optimized = optimized
@@ -63,6 +66,7 @@ class CheckUp:
         self._sure_after_one = sure_after_one
         self.drawn = drawn
         self.constructions = constructions or WeakTable[Construction]()
+        self.first_call = first_call
         self._frame = frame
         self._models = models
 

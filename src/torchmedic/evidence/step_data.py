@@ -12,19 +12,19 @@ import torch
 from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import datasets_in_use, fetch_again
 from torchmedic.evidence.divergence import Divergence
-from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.preparation import line_in_collate
+from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.step.batches import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.step.earlier_step import BATCH
-from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.assignments import items_written, read_first
-from torchmedic.source.live_frames import node_location, place
+from torchmedic.source.live_frames import Frame, node_location, place
 from torchmedic.source.lookup.bad_value_makers import maker_of, picked_from
 from torchmedic.source.lookup.optimizers import built_at
 from torchmedic.source.lookup.origins import Origin, attribute_assignments
 from torchmedic.source.syntax import syntax_tree
+from torchmedic.source.user_variables import locals_of
 
 _MIN_ELEMENTS = 8
 _MAX_DEPTH = 2  # of containers
@@ -178,14 +178,31 @@ def _parts(
             yield from _parts(f"{name}[{shown}]", (*path, key), part, depth - 1)
 
 
+def largest_made_at(frames: list[Frame], call: KeptBackward, largest: float, label: str) -> Location | None:
+    """The line that made the data with this largest value, in the step of a backward call; None where it is not held.
+
+    Args:
+        frames: Live, and still in that step.
+        call: The backward call.
+        largest: The largest value of the data.
+        label: What to say of the data.
+    """
+    held = [value for frame in frames for _, value in locals_of(frame.live)]
+    for tensor in [*tensors_in(call.batch, _MAX_DEPTH), *(each for value in held for each in tensors_in(value, 1))]:
+        is_data = tensor.is_floating_point() and not tensor.requires_grad and tensor.is_cpu
+        if is_data and tensor.numel() and float(tensor.abs().amax()) == largest:
+            return made_at(frames, call, tensor, label)
+    return None
+
+
 def made_at(
-    evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor, label: str, *, row: int | None = None
+    frames: list[Frame], call: KeptBackward, tensor: torch.Tensor, label: str, *, row: int | None = None
 ) -> Location | None:
     """The line that made the data: of the data set that the batch comes from, else of the variable.
 
     Args:
-        evidence: With the live frames.
-        unit: The step that read the data.
+        frames: Live.
+        call: The backward call of the step that read the data.
         tensor: The data.
         label: What to say of it.
         row: Of the data, that is to blame: a line that writes some values into the data goes first, if there is one.
@@ -195,30 +212,30 @@ def made_at(
     holder = None
     for dataset in datasets:
         held = getattr(dataset, "tensors", None)
-        batch = unit.call.batch
+        batch = call.batch
         if isinstance(held, list | tuple) and isinstance(batch, list | tuple) and len(held) == len(batch):
             position = next((at for at, part in enumerate(batch) if _is_same(part, tensor)), None)
             if position is not None:
-                maker = maker_of(evidence.frames, held[position])
+                maker = maker_of(frames, held[position])
                 if maker is not None:
                     return _located(maker, label, written=written)
                 holder = dataset
     for dataset in datasets:
-        maker = _attribute_of(dataset, unit, tensor, row or 0)
+        maker = _attribute_of(dataset, call, tensor, row or 0)
         if maker is not None:
             return _located(maker, label, written=written)
-    line = _line_in_loading(evidence, unit, tensor, row or 0)
+    line = _line_in_loading(frames, call, tensor, row or 0)
     if line is not None:
         return place("cause", line.file, line.line, label)
-    maker = picked_from(evidence.frames, tensor) or maker_of(evidence.frames, tensor)
+    maker = picked_from(frames, tensor) or maker_of(frames, tensor)
     if maker is None and holder is not None and row is None:  # the function that prepared the tensors is over
-        return built_at(evidence.frames, holder, "cause", label)
+        return built_at(frames, holder, "cause", label)
     return _located(maker, label, written=written) if maker is not None else None
 
 
-def _line_in_loading(evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor, row: int) -> Line | None:
+def _line_in_loading(frames: list[Frame], call: KeptBackward, tensor: torch.Tensor, row: int) -> Line | None:
     """The line of the data set or of the collate function that made the values of a row, found by fetching again."""
-    known = items_of(unit.call.origin)
+    known = items_of(call.origin)
     if not isinstance(known, list | tuple) or len(known) <= row or not tensor.dim():
         return None
     limit = float(tensor[row].detach().abs().amax()) / _LINE_FACTOR
@@ -232,12 +249,12 @@ def _line_in_loading(evidence: NumbersEvidence, unit: Unit, tensor: torch.Tensor
 
     fetched = fetch_again(known[row], is_large)
     line = fetched.line if fetched is not None else None
-    return line or line_in_collate(evidence.frames, tuple(known), is_large)
+    return line or line_in_collate(frames, tuple(known), is_large)
 
 
-def _attribute_of(dataset: Any, unit: Unit, tensor: torch.Tensor, at: int) -> Origin | None:
+def _attribute_of(dataset: Any, call: KeptBackward, tensor: torch.Tensor, at: int) -> Origin | None:
     """The attribute of a data set that holds a row of a batch, at the index of its item."""
-    items = items_of(unit.call.origin)
+    items = items_of(call.origin)
     index = items[at] if isinstance(items, list | tuple) and at < len(items) else None
     if not isinstance(index, int) or not tensor.dim():
         return None

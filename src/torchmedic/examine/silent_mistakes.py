@@ -23,6 +23,7 @@ _NO_UPDATE = frozenset({"TM604", "TM608", "TM609", "TM624", "TM630"})  # explain
 
 _OF_THROWN_WEIGHTS = frozenset({"TM636"})  # follow from training that runs away, which is told in its own way:
 _RUNNING_AWAY = frozenset({"TM222", "TM230", "TM234", "TM236", "TM237", "TM601"})
+_ALL_ZERO = frozenset({"TM635"})  # a layer that gives 0 because its weights are 0 is told with the weights
 _OF_ONE_LOOK = frozenset({"TM645"})  # the line that is blamed was looked at in one step
 
 
@@ -51,6 +52,7 @@ def explain_first_steps(
         past=past,
         drawn=drawn,
         constructions=agent.clock.constructions,
+        first_call=memory.first_call,
     )
     found = list(unreached.held if unreached is not None and unreached.held else ask_each(evidence, registry.CHECKUP))
     if frame is not None and found and compares_counter():
@@ -59,7 +61,7 @@ def explain_first_steps(
             return  # their turn may come in a later phase of the training
         found = [each for each in found if each.code not in _OF_ONE_LOOK or not _is_passing(each)]
     for diagnosis in found:
-        if diagnosis.code in _OF_THROWN_WEIGHTS and (memory.is_away or said.has_code(_RUNNING_AWAY)):
+        if diagnosis.code in _OF_THROWN_WEIGHTS and (memory.is_away or said.has_code(_RUNNING_AWAY | _ALL_ZERO)):
             continue
         if unreached is not None and (said.has_line(diagnosis) or (unreached.has_whole and said.has_code(_NO_UPDATE))):
             continue  # a cut is told once: as a lost term, or as lost parameters

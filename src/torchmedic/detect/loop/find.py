@@ -23,6 +23,7 @@ from torchmedic.detect.loop import (
     pairing,
     parameters,
     schedules,
+    shuffled_apart,
     standstill,
     thrown_away,
     undone,
@@ -47,6 +48,7 @@ _FINDERS = (
     leftovers.find,
     undone.find,
     pairing.find,
+    shuffled_apart.find,
     thrown_away.find,
     batchless.find,
 )

@@ -67,14 +67,30 @@ def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterat
     step = last[-1].step
     backward = last[-1].of("backward")[-1]
     assert step is not None
+    zero = _last_clearing(habits, number, last[0])
     yield GradientsNeverCleared(
         step=step.step,
         cause=step.place,
         optimizer=number,
         backward=backward.place,
-        updates=len(known),
+        updates=sum(zero is None or part.step is None or part.step.step >= zero.step for part in known),
         norms=(read[0], read[-1]),
+        in_closure=backward.fact.inside_step,
+        cleared=zero.place if zero is not None else None,
+        accumulates=any(len(part.of("backward")) > 1 for part in last),
     )
+
+
+def _last_clearing(habits: Habits, number: int, first: Interval) -> Event | None:
+    """The call that cleared the gradients of an optimizer before an interval, if no such call came later."""
+    tensors = set(map(id, habits.optimizers[number].parameters))
+    for event in reversed(habits.events):
+        owner = habits.thing(event.who) if event.kind == "zero" else None
+        is_models = isinstance(owner, torch.nn.Module) and not tensors.isdisjoint(map(id, owner.parameters()))
+        if event.kind == "zero" and (event.who == number or is_models):
+            is_before = first.step is not None and event.step <= first.step.step
+            return event if is_before and event.place.line else None
+    return None
 
 
 def _cleared_inside(number: int, known: list[Interval]) -> Iterator[LoopIncident]:

@@ -23,11 +23,17 @@ class LoopIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GradientsNeverCleared(LoopIncident, frozen=True, kw_only=True):
-    """`norms` are the first and the last norm of the witness before backward, where it should be 0."""
+    """`norms` are the first and the last norm of the witness before backward, where it should be 0.
+
+    `cleared` is where they were cleared before these updates, as once per epoch; None where that was not seen.
+    """
 
     backward: Place
     updates: int
     norms: tuple[float, float]
+    in_closure: bool = False  # the optimizer calls backward
+    cleared: Place | None = None
+    accumulates: bool = False  # an update uses several calls of backward
 
 
 class GradientsClearedInsideAccumulation(LoopIncident, frozen=True, kw_only=True):
@@ -221,10 +227,15 @@ class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
-    """In `batches` steps, inputs and labels came from different items; `length` is how many batches a pass has."""
+    """In `batches` steps, inputs and labels came from different items; `length` is how many batches a pass has.
+
+    `names` are two variables that the script shuffled apart before training, the first of them at `other`.
+    """
 
     batches: int
     length: int
+    other: Place | None = None
+    names: tuple[str, str] | None = None
 
 
 class LoopWithoutBatches(LoopIncident, frozen=True, kw_only=True):

@@ -129,7 +129,19 @@ def _step_in_its_place(events: list[Event], number: int) -> Place | None:
         elif event.kind == "step":
             found[cleared == number].add(event.place)
     only = found[True] - found[False]
-    return only.pop() if len(only) == 1 else None
+    return only.pop() if len(only) == 1 else _second_step(events)
+
+
+def _second_step(events: list[Event]) -> Place | None:
+    """The line that steps an optimizer a second time after each backward: a copy of the line before it."""
+    acts = [event for event in events if event.kind in ("backward", "step")]
+    seconds = [
+        later.place
+        for first, later in itertools.pairwise(acts)
+        if first.kind == later.kind == "step" and first.who == later.who and first.place != later.place
+    ]
+    turns = sum(first.kind == "backward" and later.kind == "step" for first, later in itertools.pairwise(acts))
+    return seconds[0] if len(set(seconds)) == 1 and len(seconds) >= turns - 1 else None
 
 
 def _are_collected(backward: Place) -> bool:

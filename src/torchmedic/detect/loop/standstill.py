@@ -38,6 +38,7 @@ _MAX_FALL = 0.1  # of the largest gradient, since the weights were copied
 _MAX_SQUARED = 1e18  # the square of a larger gradient is not far from the largest float32
 _MIN_GRADED = 64  # sampled weights with a gradient
 _MIN_STILL_LAYERS = 2
+_MAX_SHARE_BY_MISTAKE = 0.01  # of the largest rate, where a schedule waits for a number to rise, which falls
 _MAX_TIGHT_BOUND = 0.01  # of a clip that makes updates small; usual bounds are 0.1 to 10
 _MAX_CLIPPED_SHARE = 1e-5  # of the size of weights, per update; a careful fine-tuning moves them fifty times as far
 _MIN_BRAKE = 1e-3  # 1 minus a momentum
@@ -68,8 +69,16 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:
     """The rate has been negative, or next to nothing for most of the run, or small by mistake from the first update."""
     negative = known.negative_since()
+    plateaus = [each for each in schedulers_of(watched.optimizer) if isinstance(each, ReduceLROnPlateau)]
     reason = _small_from_the_first(watched, known)
-    dead = negative or known.nothing_since() or (known.rates[0] if reason else None)
+    if not reason and any(
+        _falls(habits.metrics.get(habits.number(each), ())) for each in plateaus if each.mode == "max"
+    ):
+        reason = "falling"
+    if reason == "falling":
+        dead = known.nothing_since(_MAX_SHARE_BY_MISTAKE)
+    else:
+        dead = negative or known.nothing_since() or (known.rates[0] if reason else None)
     last = known.rates[-1].step if known.rates else 0
     enough = _MIN_DEAD_UPDATES if reason else max(_MIN_DEAD_UPDATES, dead.step if dead is not None else 0)
     if dead is None or last - dead.step < (_MIN_NEGATIVE_UPDATES if negative else enough):
@@ -79,11 +88,6 @@ def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> 
     updates = [event for event in habits.events if event.kind == "step" and event.who == number]
     is_per_update = bool(moves) and len({move.site for move in moves}) == 1 and len(moves) >= len(updates) - 1
     schedules = schedulers_of(watched.optimizer)
-    plateaus = [each for each in schedules if isinstance(each, ReduceLROnPlateau)]
-    if not reason and any(
-        _falls(habits.metrics.get(habits.number(each), ())) for each in plateaus if each.mode == "max"
-    ):
-        reason = "falling"
     patience = [] if reason else [each.patience for each in plateaus]
     if patience and not (is_per_update and max(patience) <= _MAX_PATIENCE):
         return  # the loss has not fallen for long: a plateau

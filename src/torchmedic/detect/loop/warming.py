@@ -7,6 +7,7 @@ several times while the loss did not fall, or the schedule must be as long as th
 
 from __future__ import annotations
 
+import ast
 import itertools
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from torchmedic.observe.loop.standstill import MAX_PLAIN_RATE, Steady, Warming
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place
-from torchmedic.source.syntax import calls_in
+from torchmedic.source.syntax import callee, calls_in, last_name, nodes_in
 from torchmedic.source.user_variables import user_trees
 
 _MIN_LOOKS = 4
@@ -43,15 +44,18 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 
 
 def _warming(watched: Watched, known: Steady, update: Place) -> Warming | None:
-    """A rate that has only risen, and is a small share of what the optimizer was built with."""
+    """A rate that has only risen, and is a small share of what the optimizer or the schedule was built with."""
+    cycles = [each for each in schedulers_of(watched.optimizer) if isinstance(each, OneCycleLR)]
     rates, meant = [each.rate for each in known.rates], watched.optimizer.defaults.get("lr")
+    if len(cycles) == 1:
+        meant = watched.optimizer.param_groups[0].get("max_lr", meant)
     if len(rates) < _MIN_LOOKS or not isinstance(meant, float) or not rates[-1] < _MAX_SHARE * meant:
         return None
     if meant > MAX_PLAIN_RATE or rates[-1] <= rates[0] or any(b < a for a, b in itertools.pairwise(rates)):
         return None  # a larger number may be a factor
-    cycles = [each for each in schedulers_of(watched.optimizer) if isinstance(each, OneCycleLR)]
     found = rate_set_at(stack_of(sys._getframe()), watched.optimizer, "cause", "")
     return Warming(
+        moved=_moved_at() if cycles else None,
         cause=Place(found.file, found.line) if found is not None else _setting() or watched.built or update,
         update=update,
         optimizer=watched.number,
@@ -84,10 +88,10 @@ def _at_the_end(habits: Habits, known: Steady) -> Iterator[LoopIncident]:
     if is_per_epoch or (is_no_trial and habits.standstill.is_loss_still):
         yield RateDecayed(
             step=known.rates[-1].step,
-            cause=warming.cause,
+            cause=warming.moved if is_per_epoch and warming.moved is not None else warming.cause,
             optimizer=warming.optimizer,
             update=warming.update,
-            built=None,
+            built=warming.cause if is_per_epoch else None,
             schedule="OneCycleLR" if warming.length else "",
             is_per_update=False,
             reason="per epoch" if is_per_epoch else "warming",
@@ -96,3 +100,18 @@ def _at_the_end(habits: Habits, known: Steady) -> Iterator[LoopIncident]:
             since=0,
             updates=updates,
         )
+
+
+def _moved_at() -> Place | None:
+    """The only line that has a schedule of one cycle move; None where several do."""
+    trees = list(user_trees())
+    assigned = [node for _, tree in trees for node in nodes_in(tree) if isinstance(node, ast.Assign)]
+    made = [node for node in assigned if isinstance(node.value, ast.Call) and callee(node.value) == OneCycleLR.__name__]
+    names = {last_name(target) for node in made for target in node.targets}
+    calls = [(file, call) for file, tree in trees for call in calls_in(tree, "step")]
+    calls = [
+        (file, call)
+        for file, call in calls
+        if isinstance(call.func, ast.Attribute) and last_name(call.func.value) in names
+    ]
+    return Place(calls[0][0], calls[0][1].lineno) if len(calls) == 1 else None

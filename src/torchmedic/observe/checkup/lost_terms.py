@@ -25,7 +25,15 @@ from torchmedic.source.user_code import is_user_file
 
 _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
 _RIGHT = ("__radd__", "__rsub__")
-_CHOOSING = ("__gt__", "__ge__", "__lt__", "__le__", "long", "int", "bool", "argsort")  # their results have no graph
+_COMPARING = ("__gt__", "__ge__", "__lt__", "__le__")
+CHOOSING = (*_COMPARING, "long", "int", "bool", "argsort", "argmax")  # their results have no graph
+HOW = {  # what drops a graph, in words
+    "autograd.grad": "`autograd.grad` without `create_graph=True`",
+    "data": "`.data`",
+    "__float__": "`float()`",
+    "no_grad": "`no_grad`",
+    **dict.fromkeys(_COMPARING, "a comparison"),
+}
 _MAX_SUMS = 200
 _MAX_CALLS = 2000
 _MAX_UNRECORDED = 32  # calls of modules under `no_grad` that are noted, as a validation makes many
@@ -56,17 +64,16 @@ class LostTerms(GraphCuts):
         self._unrecorded = 0  # calls of modules under `no_grad`
         self._turns: dict[tuple[CodeType, int], int] = {}  # by instruction: how many terms it has added
 
-    def watch(self, key: tuple[str, int], *, is_whole: bool = False) -> None:
-        """Watch the next step for the loss of one call of backward; closer if the whole loss has no graph."""
+    def watch(self, key: tuple[str, int]) -> None:
+        """Watch the next step for the loss of one call of backward."""
         if self.armed or self.done:
             return
         self.key = key
         self._first_node = int(_get_sequence_nr())
         self.arm(None)
-        for name in _CHOOSING if is_whole else ():
+        for name in CHOOSING[:-1]:  # the last is noted with the other methods
             self._patches.put(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
-        if is_whole:
-            self._patches.put(torch, "argmax", self._noting("argmax", torch.argmax))
+        self._patches.put(torch, "argmax", self._noting("argmax", torch.argmax))
         for name in (*_LEFT, *_RIGHT):
             self._patches.put(torch.Tensor, name, self._summing(name, getattr(torch.Tensor, name)))
         for name in LOSSES:
@@ -110,6 +117,8 @@ class LostTerms(GraphCuts):
         node = tensor.grad_fn
         if node is not None and node._sequence_nr() < self._first_node:
             return None  # a total, or a state, of an earlier step: no gradient can go there any more
+        if name in CHOOSING and not torch.is_grad_enabled():
+            return None  # what is computed here has no graph anyway
         is_users = is_user_file(frame.f_code.co_filename)  # a library, or torchmedic itself, may well read a value
         return super()._note(name, tensor, result, frame) if is_users else None
 

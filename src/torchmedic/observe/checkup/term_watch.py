@@ -51,7 +51,7 @@ class TermWatch:
     def watch(self) -> None:
         """Watch the terms of the suspected loss in the next step."""
         if self._suspect is not None:
-            self._terms.watch(self._suspect.key, is_whole=self._suspect is self._rootless)
+            self._terms.watch(self._suspect.key)
 
     def judged_now(self, graphs: Sequence[LossGraph]) -> list[LossGraph]:
         """All but the first loss without a graph, which is judged in the next step, and the same loss again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from _thread import get_ident
@@ -19,6 +20,7 @@ from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
 from torchmedic.observe.hooks.patches import compiler, is_traced, without_our_frame, wrap
 from torchmedic.observe.numbers.finite_checks import are_plain, in_functorch
+from torchmedic.observe.numbers.func_losses import func_loss, set_aside
 from torchmedic.observe.step.clock import BACKWARD
 
 
@@ -113,6 +115,13 @@ class BackwardHooks:
                 step.finite.backward_begins(roots, place, frame, step.stepping, has_optimizers=has_optimizers)
             except Exception as error:
                 step.numbers_failed(error, frame)
+        elif step.finite.on and not clock.optimizer_count and (loss := func_loss(roots, frame)) is not None:
+            try:
+                with set_aside():
+                    place = (clock.file, clock.line)
+                    step.finite.backward_begins(loss.roots, place, frame, has_optimizers=False, leaves=loss.leaves)
+            except Exception as error:
+                step.numbers_failed(error, frame)
 
     @contained("observe.backward")
     def _ends(self, result: Any) -> None:
@@ -141,7 +150,8 @@ class BackwardHooks:
         step = self._step
         if step.finite.on:
             try:
-                step.finite.backward_ended(frame, step.clock, step.stepping)
+                with set_aside() if in_functorch() else contextlib.nullcontext():
+                    step.finite.backward_ended(frame, step.clock, step.stepping)
             except Exception as error:
                 step.numbers_failed(error, frame)
         if step.checkup is not None and step.checkup.on and not step.checkup.rests:

@@ -62,7 +62,9 @@ class HabitHooks:
         around(GradScaler, "step", lambda frame, scaler, optimizer, *_, **__: habits.scaler_steps(optimizer, frame))
         around(torch.cuda, "empty_cache", habits.cache_emptying, lambda frame: habits.cache_emptied())
         around(
-            ReduceLROnPlateau, "step", lambda _, schedule, metrics=None, *__, **___: habits.measured(schedule, metrics)
+            *(ReduceLROnPlateau, "step"),
+            lambda _, schedule, metrics=None, *__, **___: habits.measured(schedule, metrics),
+            while_listening=True,
         )
         for kind in (LRScheduler, ReduceLROnPlateau):
             replace(kind, "step", NoticedCall(kind.step, self._scheduled))

@@ -32,6 +32,7 @@ from torchmedic.source.user_code import user_frame
 
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
+_MAX_METRICS = 64  # that a schedule was given to compare
 _TIMED = range(9, 21)  # calls of `empty_cache`; a step before them also pays for the check-up of the first steps
 _MAX_TARGETS = 6  # calls of backward whose targets are compared with suspicious labels
 _NORM_STEPS = 24  # in which the witness is also measured, on the CPU
@@ -200,8 +201,9 @@ class EventWriter(Habits):
     @contained("observe.habits")
     def measured(self, schedule: Any, metric: Any) -> None:
         """A schedule is given a number to compare, which it reads itself."""
-        if isinstance(metric, float | int | torch.Tensor):
-            self.metrics.setdefault(self.number(schedule), []).append(float(metric))
+        known = self.metrics.setdefault(self.number(schedule), [])
+        if isinstance(metric, float | int | torch.Tensor) and len(known) < _MAX_METRICS:
+            known.append(float(metric))
 
     @contained("observe.habits")
     def forward(self, module: torch.nn.Module, frame: FrameType) -> None:

@@ -80,9 +80,10 @@ class Warming(NamedTuple):
     cause: Place
     update: Place
     optimizer: int
-    meant: float  # the rate with which the optimizer was built
+    meant: float  # the rate with which the optimizer was built, or the largest of its schedule
     length: int  # of a schedule of one cycle, in moves; 0 where there is none
     moves: int  # of this schedule
+    moved: Place | None = None  # the line that has this schedule move
 
 
 class _Pending(NamedTuple):
@@ -134,9 +135,9 @@ class Steady:
         trained = sum(tensor.requires_grad for tensor in tensors)
         return bool(graded < before <= trained)
 
-    def nothing_since(self) -> Rate | None:
-        """The first look since which the rate has been next to nothing, against the largest; None if it is not."""
-        bound = MAX_DEAD_SHARE * max((each.rate for each in self.rates), default=0.0)
+    def nothing_since(self, share: float = MAX_DEAD_SHARE) -> Rate | None:
+        """The first look since which the rate has been a small share of the largest at most; None if it is not."""
+        bound = share * max((each.rate for each in self.rates), default=0.0)
         return self._since(lambda rate: abs(rate) <= bound) if bound > 0 else None
 
     def negative_since(self) -> Rate | None:

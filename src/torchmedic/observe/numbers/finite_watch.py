@@ -102,6 +102,7 @@ class FiniteWatch:
         stepping: Any = None,
         *,
         has_optimizers: bool = True,
+        leaves: list[torch.Tensor] | None = None,
     ) -> None:
         if self.steps == 0:  # as long as there may be nobody who steps
             self._roots = [weakref.ref(root) for root in roots if isinstance(root, torch.Tensor)]
@@ -110,7 +111,7 @@ class FiniteWatch:
         if call is not None and has_optimizers:
             self.memory.backward_begins(call, stepping)
         elif call is not None:
-            self.memory.note_leaves(call, roots)
+            self.memory.note_leaves(call, roots, leaves)
             if not self.losses.last_is_bad:
                 self.memory.backward_by_hand_begins(call, key)
                 self._ask_about_growth(None, frame, "backward")

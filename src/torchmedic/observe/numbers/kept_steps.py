@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
+from torchmedic.observe.numbers.func_losses import is_trained
 from torchmedic.observe.step.batches import Batches, HostBatch, items_of
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes, device_states, line_of
@@ -271,7 +272,7 @@ def kept(value: Any, depth: int = 2) -> Any:
     if value is None or issubclass(kind, int | float | str):
         return value
     if issubclass(kind, torch.Tensor):
-        if value.requires_grad or value.is_inference():
+        if value.requires_grad or value.is_inference() or is_trained(value):
             return value if value.is_leaf and isinstance(value, torch.nn.Parameter) else GONE
         limit = _MAX_HELD_HOST_BYTES if value.is_cpu else _MAX_HELD_BYTES
         big = value.nbytes > limit if value.layout is torch.strided else True

@@ -97,6 +97,11 @@ class StepMemory:
         """Whether the loss, the only one, is where it was at first."""
         return [trend.is_still for trend in self._trends.values()] == [True]
 
+    @property
+    def first_call(self) -> KeptBackward | None:
+        """The first backward call, while it is kept."""
+        return self._first[0] if self._first else None
+
     def oldest_copy(self) -> Copy | None:
         """The weights of the longest time ago, whether or not the updates since then can be run again."""
         return next((copy for copy in (self._start, *self._copies, self._risen) if copy is not None), None)
@@ -141,10 +146,12 @@ class StepMemory:
         if is_first and not call.is_repeated and call.batch_bytes <= _MAX_FIRST_BATCH_BYTES:
             self._first.append(call)
 
-    def note_leaves(self, call: KeptBackward, roots: Sequence[torch.Tensor]) -> None:
-        """Note what a loop without an optimizer trains."""
+    def note_leaves(
+        self, call: KeptBackward, roots: Sequence[torch.Tensor], known: list[torch.Tensor] | None = None
+    ) -> None:
+        """Note what a loop without an optimizer trains: what is known, or else the leaves behind its loss."""
         started = thread_time()
-        leaves = leaves_behind(roots, _MAX_NODES)
+        leaves = leaves_behind(roots, _MAX_NODES) if known is None else known
         self._account.spend(thread_time() - started)
         if not self._leaves:
             self._leaves = [weakref.ref(leaf) for leaf in leaves]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torchmedic.observe.context import StepContext, StepView
+from torchmedic.observe.numbers.func_losses import is_trained
 from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, given_back
 from torchmedic.observe.step.step_notes import line_of
 from torchmedic.observe.step.tensors import tensors_in
@@ -126,7 +127,7 @@ class EarlierStepRunner(Runner):
                 continue  # a container of a framework's own around the batch, which holds the data of then
             is_data = isinstance(value, _DATA) or hasattr(type(value), "__array_interface__")
             is_data &= not (name in rest and isinstance(value, tuple | dict) and not value)
-            if any(not tensor.requires_grad for tensor in tensors) or (not tensors and is_data):
+            if any(not (tensor.requires_grad or is_trained(tensor)) for tensor in tensors) or (not tensors and is_data):
                 lost.add(name)  # what is trained is not data, and is set back by other means
         for statement in self.segment.statements[: -1 if self.is_one_call else None]:
             if draws_from_iterator(statement, namespace) or reusable_result(statement, self.segment.statements, known):

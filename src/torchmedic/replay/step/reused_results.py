@@ -17,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from torchmedic.observe.numbers.func_losses import is_trained
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.source.assignments import names_written, targets_of
 from torchmedic.source.syntax import calls_in
@@ -83,7 +84,7 @@ def _is_foreign(callee: ast.expr, variables: dict[str, Any]) -> bool:
 def _has_graph(value: Any) -> bool:
     if isinstance(value, torch.nn.Module | Optimizer):
         return True
-    return any(tensor.requires_grad for tensor in tensors_in(value))
+    return any(tensor.requires_grad or is_trained(tensor) for tensor in tensors_in(value))
 
 
 def _changes(segment: Iterable[ast.stmt], names: list[str]) -> int:

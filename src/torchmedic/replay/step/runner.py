@@ -16,6 +16,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from torchmedic.observe.context import Notes
+from torchmedic.observe.numbers.func_losses import is_trained
 from torchmedic.observe.step.step_notes import released
 from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
@@ -99,7 +100,7 @@ class Runner:
             tensor
             for value in [*self._locals.values(), *self._frame.f_globals.values()]
             for tensor in tensors_in(value, 2)
-            if tensor.requires_grad and is_leaf(tensor)
+            if (tensor.requires_grad and is_leaf(tensor)) or is_trained(tensor)
         ]
 
     @property

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
+from torchmedic.observe.numbers.func_losses import without_wrapper
 from torchmedic.replay.isolation.outside_world import exchanges_answered
 from torchmedic.replay.isolation.torch_state import replaced, set_version
 from torchmedic.replay.step.lone_exchange import answer
@@ -39,7 +40,9 @@ def no_side_effects(
         if not depth:
             keeps = any(args[1:3])  # retain_graph or create_graph
             inputs = tuple(args[3]) if len(args) > 3 else ()
-            played.backward_calls.append(BackwardCall(tuple(t_outputs), user_spots(sys._getframe(1)), keeps, inputs))
+            # A wrapper of `torch.func` is of no use once its transform is over.
+            roots = tuple(root if (inner := without_wrapper(root)) is None else inner for root in t_outputs)
+            played.backward_calls.append(BackwardCall(roots, user_spots(sys._getframe(1)), keeps, inputs))
         wants_result = not kwargs.get("accumulate_grad", True)
         if not backward and not wants_result:
             return None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.autograd
 
+from torchmedic.observe.numbers.func_losses import is_trained
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.isolation.torch_state import replaced
 from torchmedic.replay.step.result import ReplayResult
@@ -88,13 +89,18 @@ def updating_op(step: Step, scope: Microscope) -> Op | None:
     statement = rebinding(step)
     if statement is None:
         return None
+    plain = [op for op in reversed(scope.ops) if op.spot and not op.node]
+    moves = [op for op in plain if op.kind in MOVES]
+    for op in moves:  # perhaps in a function that the statement calls
+        if any(_is_trained(scope.source(value)) for value in op.inputs):
+            return op
     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    made = [op for op in reversed(scope.ops) if op.spot and not op.node and op.spot.line in lines]
-    return next((op for op in made if op.kind in MOVES), made[0] if made else None)
+    made = [op for op in plain if op.spot is not None and op.spot.line in lines]
+    return next((op for op in made if op in moves), made[0] if made else None)
 
 
 def _is_trained(source: int | Leaf | None) -> bool:
-    return isinstance(source, Leaf) and source.tensor.requires_grad
+    return isinstance(source, Leaf) and (source.tensor.requires_grad or is_trained(source.tensor))
 
 
 def move(moves: Moves, factor: float) -> None:

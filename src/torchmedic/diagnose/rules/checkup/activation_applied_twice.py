@@ -14,14 +14,18 @@ when predicting. For `nll_loss` and `kl_div`, use `log_softmax` instead of the s
 
 from __future__ import annotations
 
+import ast
 import math
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.evidence.check_up import CheckUp
+from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_facts import activation_of
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import LossCall
 from torchmedic.observe.checkup.policy_terms import probabilities_as_logits
+from torchmedic.records import Location
+from torchmedic.source.lookup.term_flow import expression_at
+from torchmedic.source.syntax import callee
 
 _OF_LOGARITHMS = ("nll_loss", "kl_div")
 _NAMES = {"SoftmaxBackward": "softmax", "SigmoidBackward": "sigmoid"}
@@ -83,7 +87,8 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
         return draft.about(step=graph.step).rated("warning")
     draft.message = f"`{call.name}` is given the result of a {name}, and applies it a second time"
     draft.cause = f"the model returns probabilities where `{call.name}` takes scores"
-    draft.at(evidence.of_node("cause", node, f"gives probabilities: the loss applies its own {name}"))
+    label = f"gives probabilities: the loss applies its own {name}"
+    draft.at(_called(evidence, node, label) or evidence.of_node("cause", node, label))
     draft.at(evidence.at("surfaced", call.sites, "takes scores"))
     if name == "softmax":
         classes = call.shape[1]
@@ -96,3 +101,17 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
         draft.because("the second sigmoid gives values from 0.50 to 0.73, so the loss cannot come near 0")
     draft.help(f"take the {name} out of the model, and apply it only where probabilities are shown")
     return draft.about(step=graph.step).rated("warning")
+
+
+def _called(evidence: CheckUp, node: Node, label: str) -> Location | None:
+    """The call of an activation that a line of the user's calls by its name, and not through a container."""
+    birth = node.birth
+    layer = birth.layer() if birth is not None and birth.layer is not None else None
+    found = expression_at(spot_of(birth.sites[0])) if layer is not None and birth is not None and birth.sites else None
+    if birth is None or found is None or not isinstance(found.expression, ast.Call):
+        return None
+    name = callee(found.expression)
+    names = [
+        path.rpartition(".")[2] for model in evidence.models for path, each in model.named_modules() if each is layer
+    ]
+    return evidence.at("cause", birth.sites, label) if name in names else None

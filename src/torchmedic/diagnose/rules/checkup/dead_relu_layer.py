@@ -3,10 +3,10 @@
 What: in each of the checked steps, a ReLU returned 0 for every unit and every sample of the batch, or a sigmoid or a
 tanh was saturated.
 
-Why: where a ReLU returns 0, its derivative is 0. If all its inputs are negative, no gradient reaches the layers before
-it, so their weights do not change, and the inputs stay negative. Common causes are a large negative bias, inputs that
-are not normalised, a learning rate that was far too high in one step, or a ReLU after an operation that never returns a
-positive value.
+Why: where a ReLU returns 0, its derivative is 0. If none of its inputs is positive, no gradient reaches the layers
+before it, so their weights do not change, and the inputs stay as they are. Common causes are a large negative bias,
+inputs that are not normalised, a learning rate that was far too high in one step, or a ReLU after an operation that
+never returns a positive value.
 
 The same happens to a sigmoid or a tanh whose inputs are far too large: nearly all of its values are exactly 0, 1 or -1,
 and their derivatives are 0.
@@ -31,7 +31,7 @@ _MIN_UNITS = 4  # a single gate may well be shut
 
 
 _KINDS = {
-    "ReluBackward": ("ReLU", "it gives 0 for every unit and every sample", "all its inputs are negative"),
+    "ReluBackward": ("ReLU", "it gives 0 for every unit and every sample", "none of its inputs is positive"),
     "SigmoidBackward": ("sigmoid", "99 % of its values or more are exactly 0 or 1", "its inputs are too large"),
     "TanhBackward": ("tanh", "99 % of its values or more are exactly -1 or 1", "its inputs are too large"),
 }

@@ -11,8 +11,11 @@ Cure: scale the data to about -1 to 1, or subtract the mean and divide by the st
 
 from __future__ import annotations
 
+import msgspec
+
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
+from torchmedic.evidence.step_data import largest_made_at
 from torchmedic.observe.checkup.graph_facts import is_too_high
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site
@@ -36,7 +39,16 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, first: Node) -> Draft:
     draft.message = f"the first loss is {value:.4g}, where equal chances for all classes give {expected:.4g}"
     draft.cause = "the untrained model gives very confident predictions"
     label = f"the first layer is given values up to {first.largest:.4g}"
-    draft.at(evidence.at("cause", _called(first, loss), label), evidence.of_node("surfaced", loss, "this loss"))
+    given = evidence.at("cause", _called(first, loss), label)
+    call = evidence.first_call
+    made = (
+        largest_made_at(evidence.frames, call, first.largest, "this data is not scaled") if call is not None else None
+    )
+    if made is not None and given is not None and made.line != given.line:
+        draft.at(made, msgspec.structs.replace(given, role="origin"))
+    else:
+        draft.at(given)
+    draft.at(evidence.of_node("surfaced", loss, "this loss"))
     draft.because(f"{label}, in step 0")
     draft.help("scale the data to about -1 to 1", safety="changes-training")
     return draft.about(step=graph.step).rated("warning")

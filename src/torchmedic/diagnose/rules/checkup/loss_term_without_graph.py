@@ -1,8 +1,9 @@
 """A term of the loss has no graph, so it adds nothing to any gradient.
 
 What: the loss is a sum, and one of its terms was cut off from the weights that it is computed from: by `item()`,
-`detach()`, `float()` or `torch.tensor()`, because it comes from `autograd.grad` without `create_graph=True`, or because
-a module computes it under `no_grad`. Or a loss function was given nothing that a trained weight has a part in, such as
+`detach()`, `float()` or `torch.tensor()`, because it comes from `autograd.grad` without `create_graph=True`, because a
+module computes it under `no_grad`, or because it is computed from a comparison or an `argmax`, which have no gradient
+(a Dice loss of a thresholded mask). Or a loss function was given nothing that a trained weight has a part in, such as
 the teacher's output twice.
 
 Why: autograd sees such a term as a constant. It changes the printed loss and no gradient: a penalty that penalises
@@ -22,7 +23,8 @@ from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.observe.checkup.graph_facts import partial_sums
 from torchmedic.observe.checkup.loss_graph import LossGraph
-from torchmedic.observe.checkup.lost_terms import LostTerms, MixedSum
+from torchmedic.observe.checkup.lost_terms import CHOOSING, HOW, LostTerms, MixedSum
+from torchmedic.observe.checkup.node_births import Site
 from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.term_flow import (
     Callees,
@@ -39,12 +41,7 @@ from torchmedic.source.spots import Spot
 from torchmedic.source.syntax import nodes_in, syntax_tree
 
 _READS = ("item", "__float__")
-_HOW = {
-    "autograd.grad": "`autograd.grad` without `create_graph=True`",
-    "data": "`.data`",
-    "__float__": "`float()`",
-    "no_grad": "`no_grad`",
-}
+_NEVER_GRADED = frozenset(CHOOSING) - {"argmax"}
 
 
 @rule("TM645", "loss-term-without-graph")
@@ -70,7 +67,12 @@ def _lost_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagnosi
     # To cut off what no optimizer has, as a teacher, is meant.
     trained = {id(tensor) for tensor in evidence.optimized}
     dropped = [cut for cut in lost.cuts if not trained or cut.behind & trained]
-    for mixed, known in itertools.product(sums, (dropped, lost.constants)):
+    # A comparison makes a mask of many a value that keeps its graph: it counts where nothing else was dropped.
+    chosen = [cut for cut in dropped if cut.name in _NEVER_GRADED]
+    dropped = [cut for cut in dropped if cut.name not in _NEVER_GRADED]
+    for mixed, known in itertools.product(sums, (dropped, chosen, lost.constants)):
+        if known is chosen and any(_line_of(cut.sites) == _line_of(mixed.sites) for cut in dropped):
+            continue  # as in `hard + soft - soft.detach()`, which gives a loss another value on purpose
         term, cuts = _cuts_of(mixed, known, _callees(known))
         if term and cuts:
             # A cut after which parameters get no gradient at all says more than a baseline that is learned elsewhere.
@@ -86,6 +88,7 @@ def _foreign_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagn
     if foreign is None or foreign.is_used:
         return None
     cuts = [cut for cut in lost.cuts if cut.behind & foreign.owned and cut.sites and not cut.is_of_other_turn]
+    cuts = [cut for cut in cuts if cut.name not in _NEVER_GRADED]
     sites = dict.fromkeys(site for call in lost.calls_of(foreign.leaves) for site in call)
     calls = [part for site in sites if (part := expression_at(spot_of(site))) is not None]
     flow = [part for call in calls for part in parts_behind((call,))]
@@ -93,7 +96,7 @@ def _foreign_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagn
     if len({cut.sites[0] for cut in cuts}) != 1:
         return None
     cut = cuts[-1]
-    how = _HOW.get(cut.name, f"`{cut.name}()`")
+    how = HOW.get(cut.name, f"`{cut.name}()`")
     draft = check.draft(
         evidence,
         "proven",
@@ -138,6 +141,10 @@ def _cuts_of(mixed: MixedSum, cuts: list[Cut], callees: Callees) -> tuple[str, l
     return _text(terms), sorted(behind, key=lambda cut: bool(cut.entered))
 
 
+def _line_of(sites: tuple[Site, ...]) -> tuple[str, int] | None:
+    return (spot.file, spot.line) if sites and (spot := spot_of(sites[0])) else None
+
+
 def _names_at(spot: Spot) -> set[str]:
     """The names in the expression at a spot, without those that are imported."""
     found = expression_at(spot)
@@ -150,7 +157,7 @@ def _how(cut: Cut) -> str:
     found = expression_at(spot_of(cut.sites[0])) if cut.name == "__float__" else None
     if found is not None and isinstance(found.expression, ast.Call):
         return f"`{ast.unparse(found.expression.func)}()`"
-    return _HOW.get(cut.name, f"`{cut.name}()`")
+    return HOW.get(cut.name, f"`{cut.name}()`")
 
 
 def _names_outside_arguments(node: ast.AST) -> set[str]:
@@ -218,6 +225,8 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, text: str, mixed: MixedSum, 
     draft.because(f"the graph that is dropped leads to {len(cut.behind)} tensors that require a gradient")
     if cut.name == "autograd.grad":
         draft.help("write `create_graph=True`", safety="changes-training")
+    elif cut.name in CHOOSING:
+        draft.help(f"compute the term from the scores themselves: {how} has no gradient", safety="changes-training")
     else:
         draft.help(f"add the term without {how}; use {how} for the log only", safety="changes-training")
     return draft.done(step=graph.step, severity="warning")

@@ -21,19 +21,12 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.observe.checkup.graph_cuts import Cut
 from torchmedic.observe.checkup.loss_graph import LossGraph
+from torchmedic.observe.checkup.lost_terms import CHOOSING, HOW
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.term_flow import parts_behind, value_of_call
 from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, nodes_in, own_nodes
 from torchmedic.source.user_variables import user_trees
-
-_CHOOSING = ("argmax", "argsort", "__gt__", "__ge__", "__lt__", "__le__", "long", "int", "bool")
-_HOW = {
-    "data": "`.data`",
-    "no_grad": "`no_grad`",
-    "__float__": "`float()`",
-    **dict.fromkeys(("__gt__", "__ge__", "__lt__", "__le__"), "a comparison"),
-}
 
 
 @rule("TM630", "loss-without-way-back")
@@ -61,7 +54,7 @@ def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Draft:
     draft.cause = f"the loss was {how}, so it is a new leaf and not the result of the model"
     ends: Location | None = None
     if cut is not None:
-        made = _HOW.get(cut.name, f"`{cut.name}()`")
+        made = HOW.get(cut.name, f"`{cut.name}()`")
         draft.cause = f"{made} drops the graph of what the loss is computed from, and the loss was {how}"
         ends = evidence.switched_off(cut.sites) if cut.name == "no_grad" else None
         ends = ends or evidence.at("cause", cut.sites, "the graph ends here")
@@ -71,7 +64,7 @@ def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Draft:
         ends = msgspec.structs.replace(ends, role="origin") if ends.line != found.line else None
     draft.at(found, ends, evidence.backward_call(graph, "surfaced", "ends at once"))
     draft.because("the tensor that backward was called on has no grad_fn", "it is no parameter of any optimizer")
-    if cut is not None and cut.name in _CHOOSING:
+    if cut is not None and cut.name in CHOOSING:
         draft.help(f"compute the loss from the scores themselves: {made} has no gradient", safety="changes-training")
     elif forced:
         draft.help("remove `requires_grad_()`: the error that torch raises then leads to what cut the graph")

@@ -3,7 +3,8 @@
 What: `backward()` adds to `.grad`. Nothing clears the gradients between two updates, so each step uses the gradients of
 all earlier batches again, which belong to old weights.
 
-Why: the call of `zero_grad()` is missing, or it is made on another optimizer or model than the one that is trained.
+Why: the call of `zero_grad()` is missing, stands outside of the loop of the updates (as once per epoch), or is made on
+another optimizer or model than the one that is trained. In a closure, as of LBFGS, it belongs before `backward()`.
 
 Cure: call `optimizer.zero_grad()` once per update, right after `optimizer.step()` or before the next forward pass. With
 accumulation over several micro-batches, call it once per update too, not once per micro-batch.
@@ -12,7 +13,7 @@ accumulation over several micro-batches, call it once per update too, not once p
 from __future__ import annotations
 
 from torchmedic.detect.loop.incident import GradientsNeverCleared
-from torchmedic.diagnose.cures.edits import line_added_after
+from torchmedic.diagnose.cures.edits import line_added_after, line_added_before
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.replay.trace.values import number
@@ -25,17 +26,44 @@ def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Draft | No
     draft = check.draft(evidence, "proven")
     draft.message = f"gradients are never cleared: every update uses those of all {incident.updates} steps so far"
     draft.cause = "backward adds to the gradients, and nothing has cleared them between the updates"
-    draft.at(
-        evidence.at("cause", incident.cause, "the gradients it has used stay, and the next ones are added", "step"),
-        evidence.at("surfaced", incident.backward, "adds to what is there", "backward"),
-    )
+    if incident.cleared is not None:
+        draft.message = (
+            f"gradients are not cleared between updates: the last {incident.updates} updates used old ones again"
+        )
+    _place(evidence, incident, draft)
     draft.because(
         f"before backward, where it should be 0, the norm of one gradient went from {number(before)} to "
         f"{number(after)} in the last steps",
         "the same gradient tensor has been in place at every update, and only backward has written to it",
     )
+    if incident.in_closure:
+        added = line_added_before(incident.backward, f"{name}.zero_grad()")
+        return draft.help(f"clear them in the closure: {name}.zero_grad()", patch=added, safety="changes-training")
     return draft.help(
         f"clear them after the update: {name}.zero_grad()",
         patch=line_added_after(incident.cause, f"{name}.zero_grad()"),
         safety="changes-training",
     )
+
+
+def _place(evidence: LoopEvidence, incident: GradientsNeverCleared, draft: Draft) -> None:
+    """Name the line to change: a call of `zero_grad` in the wrong place, backward in a closure, or the update."""
+    stay = "the gradients it has used stay, and the next ones are added"
+    if incident.in_closure:
+        draft.at(
+            evidence.at("cause", incident.backward, "adds to the gradients of all earlier calls", "backward"),
+            evidence.at("surfaced", incident.cause, "calls this closure for every update", "step"),
+        )
+        return
+    update = evidence.at("surfaced" if _is_misplaced(incident) else "cause", incident.cause, stay, "step")
+    clears = "is not called between the updates"
+    draft.at(
+        evidence.at("cause", incident.cleared, clears, "zero_grad") if _is_misplaced(incident) else None,
+        update,
+        evidence.at("surfaced", incident.backward, "adds to what is there", "backward"),
+    )
+
+
+def _is_misplaced(incident: GradientsNeverCleared) -> bool:
+    """Whether the only call that clears the gradients stands outside of the loop of the updates."""
+    return incident.cleared is not None and not incident.accumulates

@@ -12,10 +12,14 @@ Cure: call `optimizer.step()` after `backward()` and before the gradients are cl
 
 from __future__ import annotations
 
+import ast
+
 from torchmedic.detect.loop.incident import OptimizerNeverSteps
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.source.spots import Place
+from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
 
 
 @loop_rule("TM627", "optimizer-never-steps", OptimizerNeverSteps)
@@ -30,6 +34,9 @@ def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None
     elif incident.steps_other:
         draft.cause, label = "another optimizer steps where the turn of this one is", "steps the other optimizer"
     watched = evidence.habits.optimizers.get(incident.optimizer)
+    name = _name(watched.built) if watched is not None and len(evidence.habits.optimizers) > 1 else ""
+    if name:
+        draft.message = f"the weights of `{name}` never change: this optimizer never steps"
     draft.at(
         evidence.at("cause", incident.cause, label),
         evidence.at("origin", watched.built if watched is not None else None, "this optimizer"),
@@ -46,3 +53,13 @@ def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None
         return draft.rated("error")
     draft.help("call `step()` of the optimizer after `backward()`", safety="changes-training")
     return draft.rated("error")
+
+
+def _name(built: Place | None) -> str:
+    """What the line that built an optimizer assigns it to; empty where it cannot be told."""
+    if built is None:
+        return ""
+    nodes = nodes_in(syntax_tree(built.file))
+    targets = [each.targets for each in nodes if isinstance(each, ast.Assign) and has_line(each, built.line)]
+    target = targets[0][0] if len(targets) == 1 and len(targets[0]) == 1 else None
+    return ast.unparse(target) if isinstance(target, ast.Name | ast.Attribute) else ""

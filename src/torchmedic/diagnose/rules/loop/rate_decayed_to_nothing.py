@@ -103,8 +103,13 @@ def _still_rising(evidence: LoopEvidence, incident: RateDecayed) -> Draft:
     else:
         draft.cause = "the learning rate rises so slowly that the run ends in the warm-up"
         cure = "make the warm-up shorter than the run: a few per cent of its updates"
+    is_moved = incident.built is not None and incident.built != incident.cause
+    label, rises = "called once per epoch", "how the learning rate rises"
     draft.at(
-        evidence.at("cause", incident.cause, "how the learning rate rises"),
+        evidence.at("cause", incident.cause, label, "step")
+        if is_moved
+        else evidence.at("cause", incident.cause, rises),
+        evidence.at("origin", incident.built, rises) if is_moved else None,
         evidence.at("surfaced", incident.update, "makes small updates", "step"),
     )
     draft.because(

@@ -12,11 +12,23 @@ Cure: keep the weights in `float32` and compute in `bfloat16` with `torch.autoca
 
 from __future__ import annotations
 
+import ast
+import sys
+
+import msgspec
+import torch
+
 from torchmedic.detect.loop.incident import UpdatesLost
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
+from torchmedic.records import Location
+from torchmedic.source.live_frames import node_location, stack_of
 from torchmedic.source.lookup.named_numbers import ANY, set_and_used
+from torchmedic.source.syntax import callee, calls_in, last_name
+from torchmedic.source.user_variables import user_trees
+
+_SHORT = {"bfloat16": ("bfloat16",), "float16": ("float16", "half")}  # dtypes, and the names of what converts to them
 
 
 @loop_rule("TM626", "updates-lost-in-rounding", UpdatesLost)
@@ -38,7 +50,11 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
         )
         draft.cause = f"{made}, the updates are next to nothing"
     cause, bound = evidence.at("cause", incident.cause, label), incident.clipped_to
-    draft.at(*(set_and_used(bound, cause, "the bound of the norm", ANY) if bound is not None else (cause,)))
+    low = _converted_at(evidence, incident.dtype) if bound is None and not incident.change else None
+    if low is not None and cause is not None:
+        draft.at(low, msgspec.structs.replace(cause, role="origin"))
+    else:
+        draft.at(*(set_and_used(bound, cause, "the bound of the norm", ANY) if bound is not None else (cause,)))
     draft.at(
         evidence.at(
             "surfaced", incident.update, "changes next to nothing" if incident.change else "is rounded away", "step"
@@ -59,6 +75,40 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
         cure = "use a larger learning rate"
     draft.help(cure, safety="changes-training")
     return draft.rated("warning")
+
+
+def _converted_at(evidence: LoopEvidence, dtype: str) -> Location | None:
+    """The one call in the user's code that gives a model weights of a short dtype; None where there are several."""
+    if dtype not in _SHORT:
+        return None
+    names = set(_SHORT[dtype])
+    found = [
+        (file, call)
+        for file, tree in user_trees()
+        for call in calls_in(tree)
+        if isinstance(call.func, ast.Attribute)
+        and (
+            call.func.attr in names
+            or (call.func.attr == "to" and any(last_name(each) in names for each in _given(call)))
+        )
+        and _is_model(evidence, call.func.value)
+    ]
+    return node_location("cause", *found[0], f"the weights are {dtype} from here on") if len(found) == 1 else None
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _is_model(evidence: LoopEvidence, receiver: ast.expr) -> bool:
+    """Whether an expression is a module: a new one, or a variable or an attribute that holds one."""
+    name = callee(receiver) if isinstance(receiver, ast.Call) else last_name(receiver)
+    if isinstance(receiver, ast.Call):
+        return name in {type(module).__name__ for model in evidence.habits.models for module in model.modules()}
+    frames = stack_of(sys._getframe())
+    owners = [vars(frame.variables["self"]) for frame in frames if hasattr(frame.variables.get("self"), "__dict__")]
+    held = [space.get(name) for space in (*(frame.variables for frame in frames), *owners)]
+    return any(isinstance(value, torch.nn.Module) for value in held)
 
 
 def _clipped_to_nothing(evidence: LoopEvidence, incident: UpdatesLost, draft: Draft) -> Draft:

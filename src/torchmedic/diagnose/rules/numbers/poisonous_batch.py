@@ -59,7 +59,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     items = _items(unit, rows)
     label = f"extreme values in {items}" if items else "extreme values in this batch"
     if tensor is not None:
-        draft.at(_literal(tensor, rows, label) or made_at(evidence, unit, tensor, label, row=rows[0]))
+        draft.at(_literal(tensor, rows, label) or made_at(evidence.frames, unit.call, tensor, label, row=rows[0]))
     if not draft.has_place:
         draft.mark(evidence.noticed, "cause", label)
     draft.because(f"the extreme values of step {step} are in {items}" if items else "")

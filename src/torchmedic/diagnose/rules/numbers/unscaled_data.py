@@ -80,7 +80,7 @@ def _locate(
     draft: Draft, evidence: NumbersEvidence, divergence: Divergence, data: Data, label: str, row: int | None = None
 ) -> None:
     """The line that made the data, else the step that reads it."""
-    draft.at(made_at(evidence, divergence.trajectory.units[0], data.tensor, label, row=row))
+    draft.at(made_at(evidence.frames, divergence.trajectory.units[0].call, data.tensor, label, row=row))
     if not draft.has_place:
         draft.at(evidence.noticed.location("cause", label) if evidence.noticed is not None else None)
 
