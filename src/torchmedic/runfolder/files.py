@@ -25,6 +25,7 @@ BLACK_BOX = "blackbox"
 SETTINGS = "settings.json"
 RANK_LOG = "collectives.json"
 HANDLED = "handled.json"  # an exception that a rank handled when it called a collective
+LEAVING = "leaving.json"  # where a rank left the job by itself
 RANK_FACTS = "rank.json"
 REMOTE_RANKS = "elsewhere"
 STACKS = "stacks"

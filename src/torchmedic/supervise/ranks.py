@@ -17,7 +17,17 @@ from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
-from torchmedic.records.ranks import MARKS, Collective, Difference, Fate, HandledException, Job, RankLog, RankState
+from torchmedic.records.ranks import (
+    MARKS,
+    Collective,
+    Difference,
+    Fate,
+    HandledException,
+    Job,
+    Leaving,
+    RankLog,
+    RankState,
+)
 from torchmedic.runfolder import events, files, layout, questions, reading, ring
 from torchmedic.source.branches import callees_at
 from torchmedic.source.user_code import is_user_file
@@ -103,6 +113,7 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         seen=_seen(box, until),
         handles=_handled(folder, log),
         logged=answer.logged if answer is not None else None,
+        left=_left(folder),
     )
 
 
@@ -130,6 +141,12 @@ def _handled(folder: Path, log: RankLog) -> HandledException | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         told = reading.decode(reading.read(folder / files.HANDLED), HandledException)
         return told if last is not None and 0.0 <= told.time - last.time < _MAX_NOTING_SECONDS else None
+    return None
+
+
+def _left(folder: Path) -> Leaving | None:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return reading.decode(reading.read(folder / files.LEAVING), Leaving)
     return None
 
 
@@ -222,10 +239,14 @@ def verdict(run: Path, *, still: float = 0.0, only_met: bool = False, exited: Co
 
 
 def last_verdict(run: Path, exited: Container[int] = ()) -> Diagnosis | None:
-    """The verdict after the end of a rank. The other ranks are waited for: they end soon, and know more then."""
+    """The verdict after the end of a rank. The other ranks are waited for: they end soon, and know more then.
+
+    A rank that goes on was asked where it is; its answer is waited for, too.
+    """
     end = time.monotonic() + _MAX_ENDING_SECONDS
-    while (job := read_job(run)) is not None and time.monotonic() < end:
-        if all(state.fate != "running" for state in job.ranks):
+    while (job := read_job(run)) is not None and time.monotonic() < end + _MAX_ENDING_SECONDS:
+        running = [state for state in job.ranks if state.fate == "running"]
+        if not running or (time.monotonic() > end and all(state.at for state in running)):
             break
         time.sleep(0.1)
     return verdict(run, exited=exited)

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from torchmedic.contained import contained
+from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
 from torchmedic.observe.ranks.samples import fingerprint_of, size_of
 from torchmedic.observe.ranks.underway import Underway
@@ -65,6 +66,7 @@ class FactsOfRank:
         self._micro_steps = 0  # backwards of the update under way
         self._syncs: list[int] = []  # exchanges of the last updates
         self._underway = Underway()
+        self._alone: tuple[StackFrame, ...] = ()  # the lines of the last forward, if it was under `no_sync`
 
     @property
     def wants_batches(self) -> bool:
@@ -97,10 +99,20 @@ class FactsOfRank:
         """A DistributedDataParallel is called, and its backward will exchange gradients."""
         self._forwards += 1
         self._exchanges += 1
+        self._alone = ()
         if not self._facts.forwards:
             self._change(forwards=1, is_apart=_may_train_apart(module))
         if not self._has_loader and self.updates + 1 == self._next_sample > _MIN_UPDATES_BY_HAND:
             self._given(inputs, sys._getframe(1))
+
+    @contained("observe.rank_facts")
+    def forward_alone(self, frame: FrameType | None) -> None:
+        """A DistributedDataParallel is called under `no_sync`: its backward exchanges nothing."""
+        found: list[StackFrame] = []
+        while len(found) < MAX_USER_FRAMES and (own := user_frame(frame)) is not None:
+            found.append(StackFrame(file=own.f_code.co_filename, line=own.f_lineno, function=own.f_code.co_name))
+            frame = own.f_back
+        self._alone = tuple(found)
 
     @contained("observe.rank_facts")
     def _given(self, inputs: Any, frame: FrameType) -> None:
@@ -142,6 +154,8 @@ class FactsOfRank:
         unawaited = self._underway.at_update(optimizer)
         if unawaited is not None and self._facts.unawaited is None:
             self._change(unawaited=unawaited)
+        if self._alone and not self._facts.unsynced:
+            self._change(unsynced=self._alone)
         if not self._weights and not self.updates:
             self._choose(optimizer, frame)
             self._sample(0)

@@ -28,9 +28,10 @@ from torchmedic.observe.ranks.contents import METHODS, contents
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.store_mail import StoreMail
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED, HandledException
-from torchmedic.runfolder.files import HANDLED, write_atomically
+from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED, HandledException, Leaving
+from torchmedic.runfolder.files import HANDLED, LEAVING, write_atomically
 from torchmedic.runfolder.ring import FILE, Ring, described
+from torchmedic.source.user_code import user_frame
 
 _MAX_KNOWN = 4096  # descriptions kept
 _MAX_HANDLED = 4  # calls that are noted while one exception is handled
@@ -63,6 +64,7 @@ class Recorder:
         self._marks: dict[tuple[str, str], int] = {}  # by operation and group
         self._shut = False
         self._path: Path | None = None
+        self._has_left = False
         self._handled = 0, 0  # the identity of an exception, and how many calls were made while it was handled
         self.paused = False  # while a replay runs, whose calls reach no other rank
         self._note_safely = contained("observe.ranks")(self._note)
@@ -85,6 +87,8 @@ class Recorder:
             patches.notice(wrapper, "_pre_forward", self._goes_forward)
         if hasattr(made, "_new_group_with_tag"):
             patches.notice(made, "_new_group_with_tag", self._makes_group)
+        if hasattr(made, "_update_default_pg"):
+            patches.notice(made, "_update_default_pg", self._sets_default_group)
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
@@ -92,7 +96,7 @@ class Recorder:
         self._sites.clear()
         self._counts.clear()
         self._marks.clear()
-        self._shut = False
+        self._shut = self._has_left = False
 
     def _around(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
         note = self._note_safely
@@ -134,11 +138,12 @@ class Recorder:
 
     def _goes_forward(self, module: Any, /, *args: Any, **kwargs: Any) -> None:
         """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
-        if (
-            module.require_backward_grad_sync
-            and torch.is_grad_enabled()
-            and not (patches.is_traced() or patches.compiler._is_compiling_flag)
-        ):
+        if not torch.is_grad_enabled() or patches.is_traced() or patches.compiler._is_compiling_flag:
+            return
+        if not module.require_backward_grad_sync:
+            if self.facts is not None and self.facts.begins:
+                self.facts.forward_alone(sys._getframe(2))
+        else:
             known = self._wrappers.get(id(module))
             self.reducing = marks = known[1] if known is not None and known[0]() is module else self._marks_of(module)
             if marks is not None:
@@ -165,6 +170,20 @@ class Recorder:
     def _makes_group(self, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_local_synchronization"):  # else only the members of the group make this call
             self._note_safely("new_group", None, args, kwargs)
+
+    def _sets_default_group(self, *args: Any, **kwargs: Any) -> None:
+        if args == (None,):
+            self.leaves("destroy_process_group()", sys._getframe(2))
+
+    @contained("observe.ranks")
+    def leaves(self, how: str, frame: FrameType) -> None:
+        """This rank leaves the job by itself: other ranks may still wait for it."""
+        own = user_frame(frame)
+        if own is None or self._path is None or self._has_left or self.paused:
+            return
+        self._has_left = True
+        line = StackFrame(file=own.f_code.co_filename, line=own.f_lineno, function=own.f_code.co_name)
+        write_atomically(self._path / LEAVING, msgspec.json.encode(Leaving(how=how, frame=line)))
 
     @contained("observe.ranks")
     def _marks_of(self, module: Any) -> Marks:

@@ -18,8 +18,8 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._left_loops import have_ended, left_loop, skipping_branch
 from torchmedic.diagnose.rules.ranks._side_by_side import at_branch, at_call, innermost, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Job
-from torchmedic.source.branches import exits_before, process_ends_between
+from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Job, Leaving
+from torchmedic.source.branches import branches_around, exits_before, process_ends_between
 from torchmedic.source.user_code import relative
 
 
@@ -87,10 +87,16 @@ def _ended(job: Job, difference: Difference, expected: Collective) -> Draft:
     draft = check.draft(job, "likely")
     draft.message = f"{who} ended without {words(expected)}, which {others} called"
     draft.cause = f"{words(expected)} at {place(expected)} waits for all ranks, and the process of {who} is over"
+    left = _leaving(job, difference)
     ends = [(file, line) for file, first, last in _ways(difference, expected) for line in _ends(file, first, last)]
+    if left is not None:
+        ends = [(left.frame.file, left.frame.line)]
+        draft.cause = f"{words(expected)} at {place(expected)} waits for all ranks, and {who} left by `{left.how}`"
     for file, line in ends[:1]:
         draft.at(
-            line_location("cause", file, line, f"{who} ended here" if len(ends) == 1 else "a process may end here")
+            line_location(
+                "cause", file, line, f"{who} left the job here" if len(ends) == 1 else "a process may end here"
+            )
         )
     draft.at(at_call(expected, "surfaced" if ends else "cause", f"{others}: {words(expected)}, which waits for {who}"))
     show(draft, job, difference)
@@ -98,8 +104,13 @@ def _ended(job: Job, difference: Difference, expected: Collective) -> Draft:
 
 
 def _ways(difference: Difference, expected: Collective) -> list[tuple[str, int, int]]:
-    """By file, the lines between the last common call and the call of the others, where one function made both."""
-    before = difference.before.frames if difference.before is not None else ()
+    """By file, the lines between the last common call and the call of the others, where one function made both.
+
+    Without a common call, these are the lines from the beginning of a function to the call of the others.
+    """
+    if difference.before is None:
+        return [(frame.file, 0, frame.line) for frame in expected.frames]
+    before = difference.before.frames
     return [
         (frame.file, earlier.line, frame.line)
         for frame in expected.frames
@@ -110,7 +121,16 @@ def _ways(difference: Difference, expected: Collective) -> list[tuple[str, int, 
 
 def _ends(file: str, first: int, last: int) -> list[int]:
     returns = [each.line for each in exits_before(file, last) if each.exit == "return" and each.line > first]
-    return process_ends_between(file, first, last) or returns
+    return (process_ends_between(file, first, last) if first else []) or returns
+
+
+def _leaving(job: Job, difference: Difference) -> Leaving | None:
+    """Where a rank left the job: by `sys.exit()`, or under an `if`. All ranks leave at the end of a script."""
+    state = job.of(difference.culprits[0])
+    left = state.left if state is not None else None
+    if left is None or not (left.how == "sys.exit()" or branches_around(left.frame.file, left.frame.line)):
+        return None
+    return left
 
 
 def _went_past(job: Job, difference: Difference, expected: Collective) -> Draft | None:

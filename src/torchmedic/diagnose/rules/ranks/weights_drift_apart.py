@@ -8,7 +8,7 @@ loop that averages by hand leaves out a step. Or a layer was added after the mod
 different weights, which averaging keeps apart: a model that was built without a common seed and not broadcast. Or one
 rank changed its weights by itself. Or the ranks update with different learning rates: a scheduler that each rank steps
 with a loss of its own. Or one rank leaves out updates, by a test of its own loss. Or gradients go through `reduce`,
-which gives the sum to one rank only.
+which gives the sum to one rank only. Or the last micro-batch before an update runs under `no_sync`.
 
 Cure: call the wrapper, not its `module`. Without DistributedDataParallel, broadcast the weights of rank 0 before the
 first step, and `all_reduce` every gradient before every update. Average a loss over all ranks before it goes to a
@@ -37,6 +37,7 @@ _CHANGES = {
 }
 _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
+    "no-sync": "the last backward before an update runs under `no_sync`, so each rank updates with its own gradients",
     "added": "it came into the model after DistributedDataParallel was made, which averages only what it knew then",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "DistributedDataParallel made them equal at first, and gives all ranks the same gradients",
@@ -48,6 +49,7 @@ _CAUSES = {
 }
 _CURES = {
     "unused-wrapper": "call the DistributedDataParallel module in the training loop, and not its `module`",
+    "no-sync": "run the last backward before `optimizer.step()` outside of `no_sync`: it averages the sum of all",
     "added": "add the layer before the model is wrapped in DistributedDataParallel",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
@@ -120,6 +122,8 @@ def _label(drift: Drift) -> str:
         if drift.is_call:
             return "the model is called here without its wrapper, which exchanges the gradients"
         return "the wrapper is made here, and never called for training"
+    if drift.why == "no-sync":
+        return "the last backward before an update is under `no_sync`"
     if drift.why == "added":
         return "the model is wrapped here, without this weight"
     if drift.why == "one-rank":
