@@ -21,6 +21,7 @@ _MIN_UPDATES_APART = 512  # without any exchange, in a run that goes on: weights
 Why = Literal[
     "unused-wrapper",
     "no-sync",
+    "idle",
     "added",
     "start",
     "changed",
@@ -55,6 +56,9 @@ def find_drift(job: JobFacts) -> Drift | None:
     """The first weight that differs, if the ranks are to train one model together."""
     facts = job.ranks
     first = facts[0]
+    idle = _idle(job)
+    if idle is not None:
+        return idle
     if len({each.shapes for each in facts}) > 1 or not first.shapes:
         return None  # different models: the stages of a pipeline, for example
     common = sorted(set.intersection(*({sample.updates for sample in each.weights} for each in facts)))
@@ -79,6 +83,29 @@ def find_drift(job: JobFacts) -> Drift | None:
     exchanges = tuple((each.rank, _sample(each, last).exchanges) for each in facts)
     name, shape, is_call = first.names[index], first.shapes[index], called is not None
     return Drift(name, shape, last, sizes, why, line, rates, rates_at, exchanges, is_call)
+
+
+def _idle(job: JobFacts) -> Drift | None:
+    """Ranks that never update the weights of their wrapped model, while others do. `exchanges` are their updates."""
+    made = {each.rank: each.weights[-1].updates if each.weights else 0 for each in job.ranks}
+    busy = [each for each in job.ranks if made[each.rank]]
+    if (
+        not job.ended
+        or not busy
+        or len(busy) == len(made)
+        or not all(each.wrapper and each.forwards for each in job.ranks)
+    ):
+        return None
+    first = busy[0]
+    is_given = any(
+        call.op in ("broadcast", "all_reduce") and not call.native and set(call.shapes) & set(first.shapes)
+        for log in job.logs
+        for call in log.calls
+    )
+    if is_given or max(made.values()) < _MIN_UPDATES or any(each.is_apart for each in job.ranks):
+        return None
+    name, shape = first.names[0], first.shapes[0]
+    return Drift(name, shape, max(made.values()), (), "idle", first.updating, exchanges=tuple(made.items()))
 
 
 def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_rates: bool) -> Why | None:

@@ -182,9 +182,9 @@ class FactsOfRank:
 
     @contained("observe.rank_facts")
     def exiting(self) -> None:
-        if self.updates:
-            if not self._facts.weights or self._facts.weights[-1].updates != self.updates:
-                self._sample(self.updates, at_end=True)
+        if self.updates and (not self._facts.weights or self._facts.weights[-1].updates != self.updates):
+            self._sample(self.updates, at_end=True)
+        if self.updates or self._facts.forwards:  # a rank that never updates its weights is told of, too
             self._write()
 
     def _items(self) -> tuple[int, ...]:

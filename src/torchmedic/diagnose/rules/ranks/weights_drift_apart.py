@@ -7,8 +7,9 @@ Why: the gradients are not averaged: the `module` inside of DistributedDataParal
 loop that averages by hand leaves out a step. Or a layer was added after the model was wrapped. Or the ranks began with
 different weights, which averaging keeps apart: a model that was built without a common seed and not broadcast. Or one
 rank changed its weights by itself. Or the ranks update with different learning rates: a scheduler that each rank steps
-with a loss of its own. Or one rank leaves out updates, by a test of its own loss. Or gradients go through `reduce`,
-which gives the sum to one rank only. Or the last micro-batch before an update runs under `no_sync`.
+with a loss of its own. Or one rank leaves out updates, by a test of its own loss, or all updates, by `if rank == 0:`.
+Or gradients go through `reduce`, which gives the sum to one rank only. Or the last micro-batch before an update runs
+under `no_sync`.
 
 Cure: call the wrapper, not its `module`. Without DistributedDataParallel, broadcast the weights of rank 0 before the
 first step, and `all_reduce` every gradient before every update. Average a loss over all ranks before it goes to a
@@ -33,11 +34,13 @@ _CHANGES = {
     "changed": "only some ranks change weights here",
     "start": "each rank has weights of its own from here on",
     "skipped": "each rank decides by itself here",
+    "idle": "only some ranks come to the update",
     "rates": "each rank sets its own learning rate here",
 }
 _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
     "no-sync": "the last backward before an update runs under `no_sync`, so each rank updates with its own gradients",
+    "idle": "every rank has a copy of the model, and averaged gradients change only the copies that are updated",
     "added": "it came into the model after DistributedDataParallel was made, which averages only what it knew then",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "DistributedDataParallel made them equal at first, and gives all ranks the same gradients",
@@ -50,6 +53,7 @@ _CAUSES = {
 _CURES = {
     "unused-wrapper": "call the DistributedDataParallel module in the training loop, and not its `module`",
     "no-sync": "run the last backward before `optimizer.step()` outside of `no_sync`: it averages the sum of all",
+    "idle": "call `optimizer.step()` on all ranks",
     "added": "add the layer before the model is wrapped in DistributedDataParallel",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
@@ -71,6 +75,10 @@ def check(job: JobFacts) -> Draft | None:
     by_text = changing is not None and drift.why == "changed"
     draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out", "added") or by_text else "proven")
     draft.message = f"{name} has different values on different ranks after {drift.updates} updates"
+    if drift.why == "idle":
+        idle, busy = ([rank for rank, number in drift.exchanges if bool(number) is made] for made in (False, True))
+        verb = "updates its" if len(idle) == 1 else "update their"
+        draft.message = f"{ranks(idle)} never {verb} weights, and {ranks(busy)} {'does' if len(busy) == 1 else 'do'}"
     draft.cause = _CAUSES[drift.why]
     line = drift.line
     scheduling = job.ranks[0].scheduling if drift.why == "rates" and drift.rates_at else None
@@ -98,7 +106,7 @@ def _changing(drift: Drift) -> int | None:
     update, or the one that goes to the next step in front of it. If the weights differed from the start, it is the line
     of the only model.
     """
-    if drift.why == "skipped" and drift.line is not None:
+    if drift.why in ("skipped", "idle") and drift.line is not None:
         place = drift.line.file, drift.line.line
         exits = (each for each in exits_before(*place) if each.exit in ("continue", "return") and "%" not in each.test)
         return next((each.line for each in (*branches_around(*place), *exits)), None)
@@ -122,6 +130,8 @@ def _label(drift: Drift) -> str:
         if drift.is_call:
             return "the model is called here without its wrapper, which exchanges the gradients"
         return "the wrapper is made here, and never called for training"
+    if drift.why == "idle":
+        return "only some ranks update their weights here"
     if drift.why == "no-sync":
         return "the last backward before an update is under `no_sync`"
     if drift.why == "added":
