@@ -158,6 +158,11 @@ def is_concluded(run: Path, rank: int) -> bool:
     return any(number == rank and part.outcome.symptom is not None for number, part in _parts(run / _PARTS))
 
 
+def ended_well(run: Path, rank: int) -> bool:
+    """Whether the supervisor of a rank has seen it end with status 0. It may have ended by `os._exit(0)`."""
+    return any(number == rank and part.outcome.exit_status == 0 for number, part in _parts(run / _PARTS))
+
+
 def _parts(folder: Path) -> Iterator[tuple[int, Report]]:
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):

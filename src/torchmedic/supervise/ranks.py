@@ -218,7 +218,8 @@ def _fate(run: Path, folder: Path, pid: int, box: BoxContents | None) -> tuple[F
         return "raised", ""
     if any(found.severity == "error" for found in files.read_diagnoses(folder).values()):
         return "raised", ""
-    return ("ended", "") if box is not None and box.clean_exit else ("died", "")
+    has_ended = (box is not None and box.clean_exit) or files.ended_well(run, layout.rank_of(folder))
+    return ("ended", "") if has_ended else ("died", "")
 
 
 def verdict(run: Path, *, still: float = 0.0, only_met: bool = False, exited: Container[int] = ()) -> Diagnosis | None:

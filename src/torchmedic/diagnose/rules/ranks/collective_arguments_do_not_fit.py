@@ -68,7 +68,7 @@ def _list(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
     else:
         draft.message = f"rank {evidence.rank} passes `{name}` to `{call}`, and only the rank of `{side}` {does}"
         draft.cause = f"`{name}` is for rank {one} of the group alone, and this rank is {own}"
-    draft.at(*evidence.at_user_line("cause", f"`{name}` depends on the rank"))
+    draft.at(*evidence.at_user_line("cause", f"`{name}` is for the rank of `{side}` alone"))
     return draft.help(f"pass `{name}` on the rank of `{side}`, and None on all others")
 
 

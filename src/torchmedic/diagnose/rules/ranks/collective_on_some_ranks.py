@@ -22,6 +22,8 @@ from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Jo
 from torchmedic.source.branches import branches_around, exits_before, process_ends_between
 from torchmedic.source.user_code import relative
 
+_WORLD = "0"  # the group of all ranks
+
 
 @rule("TM701", "collective-on-some-ranks")
 def check(job: Job) -> Draft | None:
@@ -40,6 +42,9 @@ def check(job: Job) -> Draft | None:
         return None
     call, expected = difference.call, difference.expected
     who, others = ranks(difference.culprits), ranks(difference.others)
+    apart = _in_another_group(job, difference, call)
+    if apart:
+        return _other_group(job, difference, call, apart)
     certain = difference.by not in ("nothing", "end", "loop", "test")
     instead = f", while {others} went on to {words(expected)} at {place(expected)}" if expected else ""
     draft = check.draft(job, "proven" if certain else "likely")
@@ -53,6 +58,29 @@ def check(job: Job) -> Draft | None:
     if chosen is not None:
         draft.because(f"the call depends on `{chosen[1].header}`, {relative(chosen[0].file)}:{chosen[1].line}")
     return draft.help("let every rank make this call, and keep only the work of one rank inside the branch")
+
+
+def _in_another_group(job: Job, difference: Difference, call: Collective) -> list[int]:
+    """The ranks whose last call is this one at the same line, but in another group, which waits for others."""
+    states = [state for rank in difference.others if (state := job.of(rank)) is not None and state.log is not None]
+    last = {state.rank: state.log.calls[-1] for state in states if state.log is not None and state.log.calls}
+    return [
+        rank
+        for rank, each in last.items()
+        if (each.op, each.site) == (call.op, call.site) and call.site and each.group != call.group
+    ]
+
+
+def _other_group(job: Job, difference: Difference, call: Collective, apart: list[int]) -> Draft:
+    who, others = ranks(difference.culprits), ranks(apart)
+    own = "the group of all ranks" if call.group == _WORLD else "a group"
+    theirs = "another group" if call.group == _WORLD else "another group or all ranks"
+    draft = check.draft(job, "proven")
+    draft.message = f"{who} called {words(call)} with {own}, and {others} called it with {theirs}"
+    draft.cause = f"calls of different groups do not meet: each waits for the members of its own group at {place(call)}"
+    draft.at(at_call(call, "cause", f"{who}: {own}; {others}: {theirs}"))
+    show(draft, job, difference)
+    return draft.help("pass the same group on all ranks that are to exchange here")
 
 
 def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) -> Draft:
