@@ -112,10 +112,14 @@ class HandledException(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line at which a rank left the job by itself: `sys.exit()` or `destroy_process_group()`."""
+    """The first line at which a rank left the job by itself: `sys.exit()` or `destroy_process_group()`.
+
+    `handled` is the exception that it handled there.
+    """
 
     how: str
     frame: StackFrame
+    handled: HandledException | None = None
 
 
 class RemoteRank(msgspec.Struct, frozen=True, kw_only=True):

@@ -183,7 +183,9 @@ class Recorder:
             return
         self._has_left = True
         line = StackFrame(file=own.f_code.co_filename, line=own.f_lineno, function=own.f_code.co_name)
-        write_atomically(self._path / LEAVING, msgspec.json.encode(Leaving(how=how, frame=line)))
+        error = sys.exc_info()[1]
+        handled = _told(error) if isinstance(error, Exception) else None
+        write_atomically(self._path / LEAVING, msgspec.json.encode(Leaving(how=how, frame=line, handled=handled)))
 
     @contained("observe.ranks")
     def _marks_of(self, module: Any) -> Marks:
@@ -249,15 +251,7 @@ class Recorder:
         self._handled = id(error), number + 1 if known == id(error) else 1
         if self._handled[1] > _MAX_HANDLED or self._path is None:
             return
-        frames, tb = [], error.__traceback__
-        while tb is not None:
-            code = tb.tb_frame.f_code
-            frames.append(StackFrame(file=code.co_filename, line=tb.tb_lineno or 0, function=code.co_name))
-            tb = tb.tb_next
-        told = HandledException(
-            kind=type(error).__name__, text=str(error)[:_MAX_TEXT], frames=tuple(frames[::-1]), time=time()
-        )
-        write_atomically(self._path / HANDLED, msgspec.json.encode(told))
+        write_atomically(self._path / HANDLED, msgspec.json.encode(_told(error)))
 
     @contained("observe.ranks")
     def _note_wrapped(self, group: Any, tensors: Any, frame: FrameType) -> None:
@@ -278,3 +272,15 @@ class Recorder:
         self._ring = Ring(folder / FILE, rank, size) if folder is not None else None
         self._path = folder
         return self._ring
+
+
+def _told(error: Exception) -> HandledException:
+    """An exception that is being handled, with the lines of its traceback."""
+    frames, tb = [], error.__traceback__
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        frames.append(StackFrame(file=code.co_filename, line=tb.tb_lineno or 0, function=code.co_name))
+        tb = tb.tb_next
+    return HandledException(
+        kind=type(error).__name__, text=str(error)[:_MAX_TEXT], frames=tuple(frames[::-1]), time=time()
+    )

@@ -2,7 +2,7 @@
 
 What: `gather` and `scatter` take the list of all parts on one rank only: the rank that receives, or the rank that
 sends. Here another rank passes the list, or this rank passes none. Or a number, a list or None is passed where a tensor
-is needed.
+is needed. Or the list of `all_gather` has more or fewer tensors than the group has ranks.
 
 Why: all ranks run the same line, and the list is built on all of them. Or a loss went through `.item()` before it was
 to be summed over the ranks.
@@ -12,6 +12,7 @@ Cure: pass the list on the rank of `dst` or `src`, and None on the others. Make 
 
 from __future__ import annotations
 
+import torch.distributed
 from torch import Tensor
 
 from torchmedic.diagnose.rule import Draft, rule
@@ -30,6 +31,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     if last.function in _CHECKS:
         return _no_tensor(evidence, last)
+    if last.function == "all_gather" and "RuntimeError" in evidence.kinds:
+        return _length(evidence, last)
     return _list(evidence, last) if last.function in _LISTS and "ValueError" in evidence.kinds else None
 
 
@@ -49,6 +52,18 @@ def _no_tensor(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
     if isinstance(wrong, int | float):
         return draft.help("pass a tensor, and read the result out of it: `t = torch.tensor(x)`, then `t.item()`")
     return draft.help("pass tensors; for other objects there are `all_gather_object` and `broadcast_object_list`")
+
+
+def _length(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
+    parts, group = frame.variables.get("tensor_list"), frame.variables.get("group")
+    world = torch.distributed.get_world_size(group if isinstance(group, torch.distributed.ProcessGroup) else None)
+    if not isinstance(parts, list) or len(parts) == world:
+        return None
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`all_gather` gets a list of {len(parts)} tensors, and {world} ranks send one each"
+    draft.cause = "the list needs one tensor for each rank of the group"
+    draft.at(*evidence.at_user_line("cause", f"{len(parts)} tensors for {world} ranks"))
+    return draft.help("build the list with `dist.get_world_size(group)` tensors")
 
 
 def _list(evidence: RaisedEvidence, frame: Frame) -> Draft | None:

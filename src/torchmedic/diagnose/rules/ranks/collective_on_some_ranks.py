@@ -91,6 +91,10 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     draft = check.draft(job, "likely")
     draft.message = f"{who} left out {what}, which the other ranks called"
     draft.cause = f"{who} took the branch `{test}`, after which {what} at {place(expected)} is not reached"
+    if any(
+        (each.line, each.taken) == (line, True) for at in expected.frames for each in branches_around(at.file, at.line)
+    ):
+        draft.cause = f"{who} did not take the branch `{test}`, which leads to {what} at {place(expected)}"
     if not test:
         draft.cause = f"{who} began a step that ended without {what}: an exception was caught on the way there"
     draft.at(

@@ -95,7 +95,8 @@ def check(job: JobFacts) -> Draft | None:
         draft.because(f"{ranks([rank])}: learning rate {rate:.6g} after {drift.rates_at} updates")
     for rank, size in drift.sizes[:8]:
         draft.because(f"{ranks([rank])}: sum of absolute values {size:.6g}")
-    draft.help(_CURES[drift.why])
+    is_set = drift.why == "rates" and job.ranks[0].scheduling is None
+    draft.help("let all ranks set the same learning rate" if is_set else _CURES[drift.why])
     return draft.rated("warning")
 
 
@@ -112,6 +113,8 @@ def _changing(drift: Drift) -> int | None:
         return next((each.line for each in (*branches_around(*place), *exits)), None)
     if drift.why == "rates" and drift.line is not None:
         setting = lines_that_set(drift.line.file, "lr")
+        if not setting and not drift.rates_at:  # they differ from the first update on
+            setting = calls_by_rank(drift.line.file, lambda name: name == "load_state_dict")
         return setting[0] if len(setting) == 1 else None
     if drift.why == "start" and drift.line is not None:
         models = trained_models(drift.line.file)
