@@ -1,8 +1,7 @@
 """What this rank tells of its training, for a comparison with the other ranks: first batches, order, weights, device.
 
 Everything is read in the first steps; later only a sample of the weights is read after 2, 4, 8, 16 ... updates, and
-only where that needs no wait for a device. Nothing is sent to other ranks: the facts are a small file in the folder of
-this process.
+only where that needs no wait for a device. Nothing is sent to other ranks: the facts are a file of this process.
 """
 
 from __future__ import annotations
@@ -109,9 +108,9 @@ class FactsOfRank:
     def forward_alone(self, frame: FrameType | None) -> None:
         """A DistributedDataParallel is called under `no_sync`: its backward exchanges nothing."""
         found: list[StackFrame] = []
-        while len(found) < MAX_USER_FRAMES and (own := user_frame(frame)) is not None:
-            found.append(StackFrame(file=own.f_code.co_filename, line=own.f_lineno, function=own.f_code.co_name))
-            frame = own.f_back
+        while len(found) < MAX_USER_FRAMES and (line := _line(own := user_frame(frame))) is not None:
+            found.append(line)
+            frame = own.f_back if own is not None else None
         self._alone = tuple(found)
 
     @contained("observe.rank_facts")
