@@ -260,6 +260,7 @@ class Agent:
     @contained("observe.giving_up")
     def gives_up(self, frame: FrameType) -> None:
         """The script is about to leave by `sys.exit`, with no exception under way."""
+        self.collectives.leaves("sys.exit()", frame)
         if self.clock.updates or self.clock.micro_step or self.clock.optimizers:
             self.open()
             with self.examining():

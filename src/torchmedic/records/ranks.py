@@ -111,6 +111,17 @@ class HandledException(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
+class Leaving(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line at which a rank left the job by itself: `sys.exit()` or `destroy_process_group()`.
+
+    `handled` is the exception that it handled there.
+    """
+
+    how: str
+    frame: StackFrame
+    handled: HandledException | None = None
+
+
 class RemoteRank(msgspec.Struct, frozen=True, kw_only=True):
     """A rank on another host, as it told of itself at a time (in seconds since the epoch, by its own clock).
 
@@ -131,7 +142,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     `skipped` is the line of a forward that no backward followed, though one follows on this rank as a rule.
     `raised` is the time of an exception of its own, not of one that only tells of the loss of another rank. `seen` is
     the last place in its black box before the first such exception of the job. `handles` is the exception that it
-    handled when it made its last call. `logged` is the line that logged the value which its last call exchanges.
+    handled when it made its last call. `logged` is the line that logged the value which its last call exchanges. `left`
+    is where it left the job by itself.
     """
 
     rank: int
@@ -146,6 +158,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     seen: StackFrame | None = None
     handles: HandledException | None = None
     logged: StackFrame | None = None
+    left: Leaving | None = None
 
 
 # extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.
@@ -229,7 +242,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     training, `is_apart` is that the ranks may differ on purpose: a hook of the user exchanges gradients, or `Join` lets
     ranks make different numbers of updates. `parameters` are the names of its first parameters, in their order. `syncs`
     is how many times the gradients are exchanged for one update, `nbytes` how large they are. `unawaited` is the line
-    of an exchange of a gradient that was not complete when the weights were updated. `device` identifies the GPU of the
+    of an exchange of a gradient that was not complete when the weights were updated, `unsynced` are the lines of a
+    forward under `no_sync` that was the last one before an update, innermost first. `device` identifies the GPU of the
     weights, `devices` is how many GPUs the process can see.
     """
 
@@ -257,6 +271,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     syncs: int = 0
     nbytes: int = 0
     unawaited: StackFrame | None = None
+    unsynced: tuple[StackFrame, ...] = ()
     device: str = ""
     devices: int = 0
 

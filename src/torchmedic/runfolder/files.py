@@ -25,6 +25,7 @@ BLACK_BOX = "blackbox"
 SETTINGS = "settings.json"
 RANK_LOG = "collectives.json"
 HANDLED = "handled.json"  # an exception that a rank handled when it called a collective
+LEAVING = "leaving.json"  # where a rank left the job by itself
 RANK_FACTS = "rank.json"
 REMOTE_RANKS = "elsewhere"
 STACKS = "stacks"
@@ -155,6 +156,11 @@ def errors_of_others(run: Path, rank: int) -> list[Diagnosis]:
 def is_concluded(run: Path, rank: int) -> bool:
     """Whether the supervisor of a rank has reported how the rank ended."""
     return any(number == rank and part.outcome.symptom is not None for number, part in _parts(run / _PARTS))
+
+
+def ended_well(run: Path, rank: int) -> bool:
+    """Whether the supervisor of a rank has seen it end with status 0. It may have ended by `os._exit(0)`."""
+    return any(number == rank and part.outcome.exit_status == 0 for number, part in _parts(run / _PARTS))
 
 
 def _parts(folder: Path) -> Iterator[tuple[int, Report]]:

@@ -15,19 +15,26 @@ from torchmedic.detect.failures.death import fatal_signal, read_stacks
 from torchmedic.detect.ranks import alignment, culprit, messages
 from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
-from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
-from torchmedic.records.ranks import MARKS, Collective, Difference, Fate, HandledException, Job, RankLog, RankState
+from torchmedic.records.ranks import (
+    MARKS,
+    Collective,
+    Difference,
+    Fate,
+    HandledException,
+    Job,
+    Leaving,
+    RankLog,
+    RankState,
+)
 from torchmedic.runfolder import events, files, layout, questions, reading, ring
-from torchmedic.source.branches import callees_at
-from torchmedic.source.user_code import is_user_file
 from torchmedic.supervise import remote_ranks
 from torchmedic.supervise.boxes import read_box
+from torchmedic.supervise.fatal_calls import with_fatal_call
 from torchmedic.supervise.proc import process
 
 _EXPLANATION_SECONDS = 3.5  # that the parent of a rank gets to explain it, from the limit for a stall on
 _MAX_ENDING_SECONDS = 2.0
-_FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 _MAX_NOTING_SECONDS = 1.0  # between the note of a call and that of the exception which is handled in it
 _SPEAKER = ".speaker"  # there as soon as the parent of one rank speaks for all
 
@@ -50,7 +57,7 @@ def read_job(run: Path, *, still: float = 0.0, exited: Container[int] = ()) -> J
     folders = layout.process_folders(run)
     first = min(filter(None, map(_raised, folders)), default=0.0)
     states = [state for folder in folders if (state := _state(run, folder, first, exited)) is not None]
-    states = [_with_fatal_call(run, state, states) for state in states]
+    states = [with_fatal_call(run, state, states) for state in states]
     states += remote_ranks.elsewhere(run, {state.rank for state in states})
     logs = [state.log for state in states if state.log is not None]
     world = max((log.world_size for log in logs), default=0)
@@ -103,6 +110,7 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         seen=_seen(box, until),
         handles=_handled(folder, log),
         logged=answer.logged if answer is not None else None,
+        left=_left(folder),
     )
 
 
@@ -133,46 +141,15 @@ def _handled(folder: Path, log: RankLog) -> HandledException | None:
     return None
 
 
+def _left(folder: Path) -> Leaving | None:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return reading.decode(reading.read(folder / files.LEAVING), Leaving)
+    return None
+
+
 def _seen(box: BoxContents | None, until: float) -> StackFrame | None:
     moments = [each for each in box.moments if each.file and each.time <= until] if box is not None else []
     return StackFrame(file=moments[-1].file, line=moments[-1].line, function="") if moments else None
-
-
-def _with_fatal_call(run: Path, state: RankState, states: list[RankState]) -> RankState:
-    """The state of a rank that died in a functional collective, such as those of DTensor, with this call in its log.
-
-    Only the Flight Recorder knows such calls, and it is lost with its process. The stack at the death shows the last.
-    """
-    log, path = state.log, files.stack_files(run).get(state.log.pid) if state.log is not None else None
-    if log is not None and log.complete and not all(each.log is None or each.log.complete for each in states):
-        return msgspec.structs.replace(state, log=_with_last_call(log))
-    if log is None or log.complete or state.fate != "died" or path is None:
-        return state
-    for thread in read_stacks(path)[1]:
-        inner = next((each for each in thread.frames if each.file.endswith(_FUNCTIONAL)), None)
-        users = tuple(each for each in thread.frames if is_user_file(each.file))[:MAX_USER_FRAMES]
-        if inner is None or not users:
-            continue
-        made = callees_at(users[0].file, users[0].line) if "wait" in inner.function else ()
-        name = next(iter(made)) if len(made) == 1 else inner.function
-        call = Collective(op=name, frames=users, time=log.calls[-1].time if log.calls else 0.0)
-        known = (each for other in states if other.log is not None for each in other.log.calls)
-        if all(each.site != call.site for each in known if each.time >= call.time):  # else others make it now, too
-            at = msgspec.structs.replace(log, calls=(*log.calls, call))
-            return msgspec.structs.replace(state, log=at)
-    return state
-
-
-def _with_last_call(log: RankLog) -> RankLog:
-    """The log with its last call as one from Python, if neither DistributedDataParallel nor the ring knows its lines.
-
-    Beside a log without calls from C++ it counts all the same: no rank has met this one there.
-    """
-    last = log.calls[-1] if log.calls else None
-    known = {call.site for call in log.calls if not call.native}
-    if last is None or not last.native or last.site in known:
-        return log
-    return msgspec.structs.replace(log, calls=(*log.calls[:-1], msgspec.structs.replace(last, native=False)))
 
 
 def _log(folder: Path) -> RankLog | None:
@@ -201,7 +178,8 @@ def _fate(run: Path, folder: Path, pid: int, box: BoxContents | None) -> tuple[F
         return "raised", ""
     if any(found.severity == "error" for found in files.read_diagnoses(folder).values()):
         return "raised", ""
-    return ("ended", "") if box is not None and box.clean_exit else ("died", "")
+    has_ended = (box is not None and box.clean_exit) or files.ended_well(run, layout.rank_of(folder))
+    return ("ended", "") if has_ended else ("died", "")
 
 
 def verdict(run: Path, *, still: float = 0.0, only_met: bool = False, exited: Container[int] = ()) -> Diagnosis | None:
@@ -222,10 +200,14 @@ def verdict(run: Path, *, still: float = 0.0, only_met: bool = False, exited: Co
 
 
 def last_verdict(run: Path, exited: Container[int] = ()) -> Diagnosis | None:
-    """The verdict after the end of a rank. The other ranks are waited for: they end soon, and know more then."""
+    """The verdict after the end of a rank. The other ranks are waited for: they end soon, and know more then.
+
+    A rank that goes on was asked where it is; its answer is waited for, too.
+    """
     end = time.monotonic() + _MAX_ENDING_SECONDS
-    while (job := read_job(run)) is not None and time.monotonic() < end:
-        if all(state.fate != "running" for state in job.ranks):
+    while (job := read_job(run)) is not None and time.monotonic() < end + _MAX_ENDING_SECONDS:
+        running = [state for state in job.ranks if state.fate == "running"]
+        if not running or (time.monotonic() > end and all(state.at for state in running)):
             break
         time.sleep(0.1)
     return verdict(run, exited=exited)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from torchmedic.observe.ranks.flight_recorder import _call, _is_ours, entries_of, with_lines_of_backward
+import pytest
+import torch
+
+from torchmedic.observe.ranks.flight_recorder import _call, _entries, _is_ours, entries_of, with_lines_of_backward
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, Collective
 
@@ -40,6 +43,13 @@ NCCL = {**EMPTY, "comm_lib_version": "2.28.9", "entries": [BUCKET]}
 def test_nccl_is_read_where_the_first_dump_is_empty() -> None:
     assert entries_of(map(pickle.dumps, [EMPTY, NCCL])) == [BUCKET]
     assert entries_of([pickle.dumps(EMPTY)]) is None
+
+
+def test_torch_is_not_asked_before_it_has_imported_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To name lines, torch would import it in the thread that asks; an import of the main thread would fail then."""
+    monkeypatch.delitem(vars(torch), "_inductor", raising=False)
+    assert _entries() is None
+    assert "_inductor" not in vars(torch)
 
 
 def test_a_call_in_both_dumps_counts_once() -> None:

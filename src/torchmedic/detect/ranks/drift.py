@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
+from torchmedic.source.branches import nodes_around
 from torchmedic.source.line_relations import reads_attribute
+from torchmedic.source.syntax import calls_in
 
 _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware is smaller
 _MIN_UPDATES = 2
@@ -16,7 +21,19 @@ _MIN_UPDATES_APART = 512  # without any exchange, in a run that goes on: weights
 _SHARING = ("Distributed", "Shard")  # in the name of a sampler
 _GENERATOR = ((5056,),)  # bytes of the state of torch's generator on the CPU
 
-Why = Literal["unused-wrapper", "added", "start", "changed", "skipped", "rates", "no-exchange", "left-out", "one-rank"]
+Why = Literal[
+    "unused-wrapper",
+    "no-sync",
+    "idle",
+    "added",
+    "start",
+    "changed",
+    "skipped",
+    "rates",
+    "no-exchange",
+    "left-out",
+    "one-rank",
+]
 
 
 class Drift(NamedTuple):
@@ -42,6 +59,9 @@ def find_drift(job: JobFacts) -> Drift | None:
     """The first weight that differs, if the ranks are to train one model together."""
     facts = job.ranks
     first = facts[0]
+    idle = _idle(job)
+    if idle is not None:
+        return idle
     if len({each.shapes for each in facts}) > 1 or not first.shapes:
         return None  # different models: the stages of a pipeline, for example
     common = sorted(set.intersection(*({sample.updates for sample in each.weights} for each in facts)))
@@ -59,11 +79,36 @@ def find_drift(job: JobFacts) -> Drift | None:
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
     called = _unwrapped(first) if why == "unused-wrapper" else None
     line = called or (first.wrapped_at if why in ("unused-wrapper", "added") else first.updating)
+    if why == "no-sync":
+        line = _context(first.unsynced, "no_sync") or first.unsynced[0]
     if why == "one-rank":
         line = next(frame for call in _calls(job.logs[0], "reduce") for frame in call.frames)
     exchanges = tuple((each.rank, _sample(each, last).exchanges) for each in facts)
     name, shape, is_call = first.names[index], first.shapes[index], called is not None
     return Drift(name, shape, last, sizes, why, line, rates, rates_at, exchanges, is_call)
+
+
+def _idle(job: JobFacts) -> Drift | None:
+    """Ranks that never update the weights of their wrapped model, while others do. `exchanges` are their updates."""
+    made = {each.rank: each.weights[-1].updates if each.weights else 0 for each in job.ranks}
+    busy = [each for each in job.ranks if made[each.rank]]
+    if (
+        not job.ended
+        or not busy
+        or len(busy) == len(made)
+        or not all(each.wrapper and each.forwards for each in job.ranks)
+    ):
+        return None
+    first = busy[0]
+    is_given = any(
+        call.op in ("broadcast", "all_reduce") and not call.native and set(call.shapes) & set(first.shapes)
+        for log in job.logs
+        for call in log.calls
+    )
+    if is_given or max(made.values()) < _MIN_UPDATES or any(each.is_apart for each in job.ranks):
+        return None
+    name, shape = first.names[0], first.shapes[0]
+    return Drift(name, shape, max(made.values()), (), "idle", first.updating, exchanges=tuple(made.items()))
 
 
 def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_rates: bool) -> Why | None:
@@ -72,6 +117,8 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
     if all(each.wrapper for each in facts):
         if any(each.is_apart for each in facts):
             return None
+        if all(each.unsynced for each in facts):
+            return "no-sync" if starts_equal and _never_meet(job, updates) else None
         if not any(each.forwards for each in facts):
             return "unused-wrapper" if starts_equal else None
         if not all(each.forwards for each in facts):
@@ -98,10 +145,32 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
     return None
 
 
+def _never_meet(job: JobFacts, updates: int) -> bool:
+    """Whether no rank averages weights or gradients by hand, as it may do now and then."""
+    if not job.ended and updates < _MIN_UPDATES_APART and not all(each.forwards for each in job.ranks):
+        return False  # the first averaging may come
+    return not any(
+        call.op == "all_reduce"
+        and not call.native
+        and (set(call.shapes) & set(each.shapes) or call.nbytes == each.nbytes)
+        for log, each in zip(job.logs, job.ranks, strict=False)
+        for call in log.calls
+    )
+
+
 def _unwrapped(facts: RankFacts) -> StackFrame | None:
     """The line that calls the model inside of its wrapper, by the attribute `module`."""
     line = facts.calling
     return line if line is not None and reads_attribute(line.file, line.line, "module") else None
+
+
+def _context(frames: tuple[StackFrame, ...], name: str) -> StackFrame | None:
+    """The nearest `with` around these lines whose context comes from a call of a name."""
+    for frame in frames:
+        for node in reversed(nodes_around(frame.file, frame.line)):
+            if isinstance(node, ast.With) and any(True for item in node.items for _ in calls_in(item, name)):
+                return msgspec.structs.replace(frame, line=node.lineno)
+    return None
 
 
 def _only_reduces(log: RankLog, shape: tuple[int, ...], updates: int) -> bool:

@@ -1,8 +1,7 @@
 """What this rank tells of its training, for a comparison with the other ranks: first batches, order, weights, device.
 
 Everything is read in the first steps; later only a sample of the weights is read after 2, 4, 8, 16 ... updates, and
-only where that needs no wait for a device. Nothing is sent to other ranks: the facts are a small file in the folder of
-this process.
+only where that needs no wait for a device. Nothing is sent to other ranks: the facts are a file of this process.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import msgspec
 import torch
 
 from torchmedic.contained import contained
+from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
 from torchmedic.observe.ranks.samples import fingerprint_of, size_of
 from torchmedic.observe.ranks.underway import Underway
@@ -66,6 +66,7 @@ class FactsOfRank:
         self._micro_steps = 0  # backwards of the update under way
         self._syncs: list[int] = []  # exchanges of the last updates
         self._underway = Underway()
+        self._alone: tuple[StackFrame, ...] = ()  # the lines of the last forward, if it was under `no_sync`
 
     @property
     def wants_batches(self) -> bool:
@@ -97,10 +98,20 @@ class FactsOfRank:
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A DistributedDataParallel, the first argument, is called, and its backward will exchange gradients."""
         self._exchanges += 1
+        self._alone = ()
         if not self._facts.forwards:
             self._change(forwards=1, is_apart=_may_train_apart(args[0]))
         if not self._has_loader and self.updates + 1 == self._next_sample > _MIN_UPDATES_BY_HAND:
             self._given((args[1:], kwargs), sys._getframe(1))
+
+    @contained("observe.rank_facts")
+    def forward_alone(self, frame: FrameType | None) -> None:
+        """A DistributedDataParallel is called under `no_sync`: its backward exchanges nothing."""
+        found: list[StackFrame] = []
+        while len(found) < MAX_USER_FRAMES and (line := _line(own := user_frame(frame))) is not None:
+            found.append(line)
+            frame = own.f_back if own is not None else None
+        self._alone = tuple(found)
 
     @contained("observe.rank_facts")
     def _given(self, inputs: Any, frame: FrameType) -> None:
@@ -142,6 +153,8 @@ class FactsOfRank:
         unawaited = self._underway.at_update(optimizer)
         if unawaited is not None and self._facts.unawaited is None:
             self._change(unawaited=unawaited)
+        if self._alone and not self._facts.unsynced:
+            self._change(unsynced=self._alone)
         if not self._weights and not self.updates:
             self._choose(optimizer, frame)
             self._sample(0)
@@ -168,9 +181,9 @@ class FactsOfRank:
 
     @contained("observe.rank_facts")
     def exiting(self) -> None:
-        if self.updates:
-            if not self._facts.weights or self._facts.weights[-1].updates != self.updates:
-                self._sample(self.updates, at_end=True)
+        if self.updates and (not self._facts.weights or self._facts.weights[-1].updates != self.updates):
+            self._sample(self.updates, at_end=True)
+        if self.updates or self._facts.forwards:  # a rank that never updates its weights is told of, too
             self._write()
 
     def _items(self) -> tuple[int, ...]:

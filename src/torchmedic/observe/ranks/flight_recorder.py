@@ -85,7 +85,13 @@ def publish(folder: Path) -> RankLog | None:
 
 
 def _entries() -> list[dict[str, Any]] | None:
-    """The calls that torch has recorded; None if it records none. NCCL has a recorder of its own."""
+    """The calls that torch has recorded; None if it records none. NCCL has a recorder of its own.
+
+    To name the lines, torch imports `torch._inductor` in the thread that asks. An import by the main thread at the same
+    time would fail. So torch is asked only after that import; DistributedDataParallel does it before its first bucket.
+    """
+    if "_inductor" not in vars(torch):
+        return None
     c10d = getattr(torch._C, "_distributed_c10d", None)
     dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
     return entries_of(dump(True, True, False) for dump in dumps if dump is not None)

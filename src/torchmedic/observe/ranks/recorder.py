@@ -28,9 +28,10 @@ from torchmedic.observe.ranks.contents import METHODS, contents
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.store_mail import StoreMail
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED, HandledException
-from torchmedic.runfolder.files import HANDLED, write_atomically
+from torchmedic.records.ranks import BACKWARD, FORWARD, WRAPPED, HandledException, Leaving
+from torchmedic.runfolder.files import HANDLED, LEAVING, write_atomically
 from torchmedic.runfolder.ring import FILE, Ring, described
+from torchmedic.source.user_code import user_frame
 
 _MAX_KNOWN = 4096  # descriptions kept
 _MAX_HANDLED = 4  # calls that are noted while one exception is handled
@@ -77,6 +78,7 @@ class Recorder:
         self._passes: dict[str, list[int]] = {}  # by group: how many forwards and backwards
         self._shut = False
         self._path: Path | None = None
+        self._has_left = False
         self._handled = 0, 0  # the identity of an exception, and how many calls were made while it was handled
         self.paused = False  # while a replay runs, whose calls reach no other rank
         self._note_safely = contained("observe.ranks")(self._note)
@@ -99,6 +101,8 @@ class Recorder:
             patches.notice(wrapper, "_pre_forward", self._goes_forward)
         if hasattr(made, "_new_group_with_tag"):
             patches.notice(made, "_new_group_with_tag", self._makes_group)
+        if hasattr(made, "_update_default_pg"):
+            patches.notice(made, "_update_default_pg", self._sets_default_group)
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
@@ -107,7 +111,7 @@ class Recorder:
         self._counts.clear()
         self._models.clear()
         self._passes.clear()
-        self._shut = False
+        self._shut = self._has_left = False
 
     def _around(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
         note = self._note_safely
@@ -150,11 +154,12 @@ class Recorder:
     def _goes_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward of DistributedDataParallel, whose backward calls collectives: it tells of a backward left out."""
         module = args[0]
-        if (
-            module.require_backward_grad_sync
-            and _is_grad_enabled()
-            and not (patches.is_traced() or patches.compiler._is_compiling_flag)
-        ):
+        if not _is_grad_enabled() or patches.is_traced() or patches.compiler._is_compiling_flag:
+            return
+        if not module.require_backward_grad_sync:
+            if self.facts is not None and self.facts.begins:
+                self.facts.forward_alone(sys._getframe(2))
+        else:
             marks = self._models.get(id(module))
             if marks is None or marks.model() is not module:
                 marks = self._marks_of(module)
@@ -183,6 +188,22 @@ class Recorder:
     def _makes_group(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not kwargs.get("use_local_synchronization"):  # else only the members of the group make this call
             self._note_safely("new_group", None, args, kwargs)
+
+    def _sets_default_group(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if args == (None,):
+            self.leaves("destroy_process_group()", sys._getframe(2))
+
+    @contained("observe.ranks")
+    def leaves(self, how: str, frame: FrameType) -> None:
+        """This rank leaves the job by itself: other ranks may still wait for it."""
+        own = user_frame(frame)
+        if own is None or self._path is None or self._has_left or self.paused:
+            return
+        self._has_left = True
+        line = StackFrame(file=own.f_code.co_filename, line=own.f_lineno, function=own.f_code.co_name)
+        error = sys.exc_info()[1]
+        handled = _told(error) if isinstance(error, Exception) else None
+        write_atomically(self._path / LEAVING, msgspec.json.encode(Leaving(how=how, frame=line, handled=handled)))
 
     @contained("observe.ranks")
     def _marks_of(self, module: Any) -> Marks:
@@ -246,15 +267,7 @@ class Recorder:
         self._handled = id(error), number + 1 if known == id(error) else 1
         if self._handled[1] > _MAX_HANDLED or self._path is None:
             return
-        frames, tb = [], error.__traceback__
-        while tb is not None:
-            code = tb.tb_frame.f_code
-            frames.append(StackFrame(file=code.co_filename, line=tb.tb_lineno or 0, function=code.co_name))
-            tb = tb.tb_next
-        told = HandledException(
-            kind=type(error).__name__, text=str(error)[:_MAX_TEXT], frames=tuple(frames[::-1]), time=time()
-        )
-        write_atomically(self._path / HANDLED, msgspec.json.encode(told))
+        write_atomically(self._path / HANDLED, msgspec.json.encode(_told(error)))
 
     @contained("observe.ranks")
     def _note_wrapped(self, group: Any, tensors: Any, frame: FrameType) -> None:
@@ -275,3 +288,15 @@ class Recorder:
         self._ring = Ring(folder / FILE, rank, size) if folder is not None else None
         self._path = folder
         return self._ring
+
+
+def _told(error: Exception) -> HandledException:
+    """An exception that is being handled, with the lines of its traceback."""
+    frames, tb = [], error.__traceback__
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        frames.append(StackFrame(file=code.co_filename, line=tb.tb_lineno or 0, function=code.co_name))
+        tb = tb.tb_next
+    return HandledException(
+        kind=type(error).__name__, text=str(error)[:_MAX_TEXT], frames=tuple(frames[::-1]), time=time()
+    )

@@ -29,7 +29,9 @@ from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
+
+_SHARDING = ("fully_shard", "FullyShardedDataParallel", "FSDP", "parallelize_module")
 
 
 @rule("TM608", "optimizer-of-replaced-parameters")
@@ -93,10 +95,17 @@ def _original(evidence: LoopEvidence, incident: OptimizerOfOriginal) -> Draft:
 def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
     draft = check.draft(evidence, "proven")
     draft.message = "the weights do not change: the optimizer holds the parameters of another model"
+    sharded = _sharded(evidence)
+    if sharded is not None:
+        draft.message = (
+            "the weights do not change: the optimizer holds the parameters from before the model was sharded"
+        )
     draft.cause = "not one parameter that the loss reaches is in an optimizer that steps, and not one in it is reached"
     label = f"its {count(incident.held, 'parameter')} are not in what is trained"
     draft.at(
-        *_places(evidence, label, _rebound(evidence, "another model takes the place of the one that was trained")),
+        *_places(
+            evidence, label, sharded or _rebound(evidence, "another model takes the place of the one that was trained")
+        ),
         evidence.at("origin", incident.forward, "the loss is computed with another model here"),
         evidence.at("surfaced", incident.update, "finds no gradient", "step"),
     )
@@ -107,7 +116,18 @@ def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
         "did not change",
         f"{count(incident.updates, 'update')} had no gradient to apply",
     )
+    if sharded is not None:
+        return draft.help("build the optimizer after the model is sharded", safety="changes-training")
     return draft.help("build the optimizer from the parameters of the model that is trained", safety="changes-training")
+
+
+def _sharded(evidence: LoopEvidence) -> Location | None:
+    """The first call below the optimizer's line that gives a model sharded parameters in place of its own."""
+    built = evidence.incident.cause
+    calls = (call for call in calls_in(syntax_tree(built.file), *_SHARDING) if call.lineno > built.line)
+    first = min(calls, key=lambda call: call.lineno, default=None)
+    label = "the model gets other parameters here"
+    return node_location("writer", built.file, first, label) if first is not None else None
 
 
 def _places(evidence: LoopEvidence, label: str, replaced: Location | None) -> list[Location | None]:

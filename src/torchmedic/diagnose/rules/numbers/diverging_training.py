@@ -3,7 +3,8 @@
 What: no single operation is wrong. Every update made the loss larger, until a number exceeded the range of its dtype.
 
 Why: the learning rate is too high for this model and this data; unnormalised inputs, a missing warm-up, or gradients
-that are not clipped have the same effect.
+that are not clipped have the same effect. In a job of several ranks, gradients that are added by `all_reduce` and not
+divided make each update as many times larger as there are ranks.
 
 Cure: use a smaller learning rate, a warm-up, gradient clipping, normalised inputs. The last steps could not be run
 again, or nothing that was tried turned the course of the loss, so none of these is called proven.
@@ -12,10 +13,13 @@ again, or nothing that was tried turned the course of the loss, so none of these
 from __future__ import annotations
 
 import torch
+from msgspec.structs import replace
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth, grown_weights, growth, rate_location
+from torchmedic.diagnose.rules.numbers._summed_gradients import summed
 from torchmedic.diagnose.rules.numbers._wording import noticed
+from torchmedic.diagnose.words.death import line_location
 from torchmedic.evidence.last_steps import update_by_hand
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.step.tensors import parameters_of
@@ -33,8 +37,16 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft = check.draft(evidence, "likely", *_described(found, grown))
     rates = sorted({group["lr"] for group in optimizer.param_groups}) if optimizer is not None else []
     rate = ", ".join(number(float(value)) for value in rates[:3])
+    added = summed(evidence)
+    if added is not None:
+        label = f"adds the gradients of {added.ranks} ranks, and nothing divides the sum"
+        draft.at(line_location("cause", added.line.file, added.line.line, label))
+        draft.because(f"the gradient of each update is {added.ranks} times the mean of the gradients of all ranks")
+        draft.help("divide the sum by the number of ranks: `dist.get_world_size()`", safety="changes-training")
     if optimizer is not None:
-        draft.at(rate_location(evidence, optimizer, float(rates[-1])))
+        found_rate = rate_location(evidence, optimizer, float(rates[-1]))
+        is_second = added is not None and found_rate is not None
+        draft.at(replace(found_rate, role="origin") if is_second and found_rate is not None else found_rate)
     elif not incident.optimizers and evidence.frames:
         draft.at(update_by_hand(evidence.frames[-1].live, evidence.agent, "the weights are updated here"))
     spot = evidence.spot

@@ -160,8 +160,11 @@ def loops_left(job: Job, difference: Difference, file: str, loop: Loop) -> list[
 
 
 def have_ended(job: Job, difference: Difference) -> bool:
-    """Whether the processes of the culprits have come to their end."""
-    return all(state is not None and state.fate == "ended" for state in map(job.of, difference.culprits))
+    """Whether the culprits have come to their end, or have left the job."""
+    return all(
+        state is not None and (state.fate == "ended" or (state.left is not None and state.fate == "running"))
+        for state in map(job.of, difference.culprits)
+    )
 
 
 def _last_line(job: Job, difference: Difference) -> list[tuple[str, int]]:

@@ -23,7 +23,7 @@ from torchmedic.diagnose.rules.ranks._left_loops import PARTS_OF_MODEL
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, WRAPPED, Collective, Job
-from torchmedic.source.branches import Branch, Loop, branches_around, loops_around
+from torchmedic.source.branches import Branch, Loop, branches_around, exits_before, loops_around
 from torchmedic.source.line_relations import asks_for_gradient, follows_in_block
 
 
@@ -118,11 +118,15 @@ def _line(call: Collective) -> tuple[str, int]:
 
 
 def _skip(call: Collective, loop: Loop) -> Branch | None:
-    """The `if` inside a loop over the parameters that a call depends on: `if parameter.grad is not None`."""
+    """The `if` inside a loop over the parameters that a call depends on: `if parameter.grad is not None`.
+
+    An `if` in front of the call with a `continue` is one, too.
+    """
     if not PARTS_OF_MODEL.search(loop.header):
         return None
-    around = branches_around(call.frames[0].file, call.frames[0].line)
-    return next((each for each in around if each.line > loop.line), None)
+    place = _line(call)
+    skips = [each for each in exits_before(*place) if each.exit == "continue"]
+    return next((each for each in (*branches_around(*place), *skips) if each.line > loop.line), None)
 
 
 _PARTS = "split sizes"

@@ -18,9 +18,11 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._left_loops import have_ended, left_loop, skipping_branch
 from torchmedic.diagnose.rules.ranks._side_by_side import at_branch, at_call, innermost, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Job
-from torchmedic.source.branches import exits_before, process_ends_between
+from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Job, Leaving
+from torchmedic.source.branches import branches_around, exits_before, process_ends_between
 from torchmedic.source.user_code import relative
+
+_WORLD = "0"  # the group of all ranks
 
 
 @rule("TM701", "collective-on-some-ranks")
@@ -40,6 +42,9 @@ def check(job: Job) -> Draft | None:
         return None
     call, expected = difference.call, difference.expected
     who, others = ranks(difference.culprits), ranks(difference.others)
+    apart = _in_another_group(job, difference, call)
+    if apart:
+        return _other_group(job, difference, call, apart)
     certain = difference.by not in ("nothing", "end", "loop", "test")
     instead = f", while {others} went on to {words(expected)} at {place(expected)}" if expected else ""
     draft = check.draft(job, "proven" if certain else "likely")
@@ -55,6 +60,29 @@ def check(job: Job) -> Draft | None:
     return draft.help("let every rank make this call, and keep only the work of one rank inside the branch")
 
 
+def _in_another_group(job: Job, difference: Difference, call: Collective) -> list[int]:
+    """The ranks whose last call is this one at the same line, but in another group, which waits for others."""
+    states = [state for rank in difference.others if (state := job.of(rank)) is not None and state.log is not None]
+    last = {state.rank: state.log.calls[-1] for state in states if state.log is not None and state.log.calls}
+    return [
+        rank
+        for rank, each in last.items()
+        if (each.op, each.site) == (call.op, call.site) and call.site and each.group != call.group
+    ]
+
+
+def _other_group(job: Job, difference: Difference, call: Collective, apart: list[int]) -> Draft:
+    who, others = ranks(difference.culprits), ranks(apart)
+    own = "the group of all ranks" if call.group == _WORLD else "a group"
+    theirs = "another group" if call.group == _WORLD else "another group or all ranks"
+    draft = check.draft(job, "proven")
+    draft.message = f"{who} called {words(call)} with {own}, and {others} called it with {theirs}"
+    draft.cause = f"calls of different groups do not meet: each waits for the members of its own group at {place(call)}"
+    draft.at(at_call(call, "cause", f"{who}: {own}; {others}: {theirs}"))
+    show(draft, job, difference)
+    return draft.help("pass the same group on all ranks that are to exchange here")
+
+
 def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) -> Draft:
     expected = difference.expected
     assert expected is not None
@@ -63,6 +91,10 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     draft = check.draft(job, "likely")
     draft.message = f"{who} left out {what}, which the other ranks called"
     draft.cause = f"{who} took the branch `{test}`, after which {what} at {place(expected)} is not reached"
+    if any(
+        (each.line, each.taken) == (line, True) for at in expected.frames for each in branches_around(at.file, at.line)
+    ):
+        draft.cause = f"{who} did not take the branch `{test}`, which leads to {what} at {place(expected)}"
     if not test:
         draft.cause = f"{who} began a step that ended without {what}: an exception was caught on the way there"
     draft.at(
@@ -87,10 +119,16 @@ def _ended(job: Job, difference: Difference, expected: Collective) -> Draft:
     draft = check.draft(job, "likely")
     draft.message = f"{who} ended without {words(expected)}, which {others} called"
     draft.cause = f"{words(expected)} at {place(expected)} waits for all ranks, and the process of {who} is over"
+    left = _leaving(job, difference)
     ends = [(file, line) for file, first, last in _ways(difference, expected) for line in _ends(file, first, last)]
+    if left is not None:
+        ends = [(left.frame.file, left.frame.line)]
+        draft.cause = f"{words(expected)} at {place(expected)} waits for all ranks, and {who} left by `{left.how}`"
     for file, line in ends[:1]:
         draft.at(
-            line_location("cause", file, line, f"{who} ended here" if len(ends) == 1 else "a process may end here")
+            line_location(
+                "cause", file, line, f"{who} left the job here" if len(ends) == 1 else "a process may end here"
+            )
         )
     draft.at(at_call(expected, "surfaced" if ends else "cause", f"{others}: {words(expected)}, which waits for {who}"))
     show(draft, job, difference)
@@ -98,8 +136,13 @@ def _ended(job: Job, difference: Difference, expected: Collective) -> Draft:
 
 
 def _ways(difference: Difference, expected: Collective) -> list[tuple[str, int, int]]:
-    """By file, the lines between the last common call and the call of the others, where one function made both."""
-    before = difference.before.frames if difference.before is not None else ()
+    """By file, the lines between the last common call and the call of the others, where one function made both.
+
+    Without a common call, these are the lines from the beginning of a function to the call of the others.
+    """
+    if difference.before is None:
+        return [(frame.file, 0, frame.line) for frame in expected.frames]
+    before = difference.before.frames
     return [
         (frame.file, earlier.line, frame.line)
         for frame in expected.frames
@@ -110,7 +153,16 @@ def _ways(difference: Difference, expected: Collective) -> list[tuple[str, int, 
 
 def _ends(file: str, first: int, last: int) -> list[int]:
     returns = [each.line for each in exits_before(file, last) if each.exit == "return" and each.line > first]
-    return process_ends_between(file, first, last) or returns
+    return (process_ends_between(file, first, last) if first else []) or returns
+
+
+def _leaving(job: Job, difference: Difference) -> Leaving | None:
+    """Where a rank left the job: by `sys.exit()`, or under an `if`. All ranks leave at the end of a script."""
+    state = job.of(difference.culprits[0])
+    left = state.left if state is not None else None
+    if left is None or not (left.how == "sys.exit()" or branches_around(left.frame.file, left.frame.line)):
+        return None
+    return left
 
 
 def _went_past(job: Job, difference: Difference, expected: Collective) -> Draft | None:

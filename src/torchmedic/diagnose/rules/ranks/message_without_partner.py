@@ -41,7 +41,8 @@ def check(job: Job) -> Draft | None:
     both = len(ring) > 2 or (meets and partner is not None and partner.op == call.op)
     tags = sorted((call.tag, partner.tag)) if meets and partner is not None and not both else []
     last = state.log.calls[-1] if state is not None and state.log is not None and state.log.calls else None
-    there = f"rank {call.peer} {'ended' if state is not None and state.fate == 'ended' else 'last called'}"
+    has_ended = state is not None and (state.fate == "ended" or state.left is not None)
+    there = f"rank {call.peer} {'has left the job, after' if has_ended else 'last called'}"
     if state is not None and state.fate in ("raised", "died"):
         return None  # that is the cause
     cause = (
@@ -79,7 +80,8 @@ def check(job: Job) -> Draft | None:
         draft.at(line_location("cause", *by_exit, f"rank {call.peer} left its loop of messages here"))
     named = left_out is not None or left is not None or by_exit is not None
     draft.at(at_call(call, "surfaced" if named else "cause", f"rank {rank} waits here"))
-    draft.at(at_call(partner or last, "origin", f"rank {call.peer} is here"))
+    where = f"the last call of rank {call.peer}" if has_ended else f"rank {call.peer} is here"
+    draft.at(at_call(partner or last, "origin", where))
     if not answered and not tags:
         draft.because(f"rank {call.peer} has made no `{_OPPOSITE[call.op]}` with rank {rank} so far")
     for state in job.ranks:
@@ -202,9 +204,10 @@ def _left_by_exit(job: Job, rank: int, call: Collective) -> tuple[str, int] | No
                 for file, line in (state.log.calls[-1].site if state.log.calls else ())
                 if file == frame.file and loop.line <= line <= loop.end
             }
-            if call.peer not in inside and len(loop.exits) == 1:
+            has_left = partner.fate == "ended" or partner.left is not None
+            if (call.peer not in inside or has_left) and len(loop.exits) == 1:
                 return frame.file, loop.exits[0].line
-            if call.peer not in inside and not loop.exits and inside - {rank}:
+            if (has_left or (call.peer not in inside and inside - {rank})) and not loop.exits:
                 return frame.file, loop.line
     return None
 

@@ -26,7 +26,7 @@ from torchmedic.diagnose.rules.ranks._left_loops import (
 )
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import Collective, Difference, Job
+from torchmedic.records.ranks import BACKWARD, Collective, Difference, Job
 from torchmedic.source.branches import Loop, assignments_of, flags_of_loop, process_ends
 from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_library_file
@@ -72,7 +72,10 @@ def check(job: Job) -> Draft | None:
         return draft.help(f"give `{bounds[1]}` the same values on all ranks, for example by a broadcast from one rank")
     if leaves is not None or ends:
         return draft.help(_DECIDE)
-    return draft.help(_BESIDE_JOIN if _is_joined(file, loop) else _EQUAL_SHARES)
+    if _is_joined(file, loop):
+        return draft.help(_BESIDE_JOIN)
+    is_backward = difference.expected.native or difference.expected.op == BACKWARD
+    return draft.help(_EQUAL_SHARES if is_backward else _EQUAL_TURNS)
 
 
 def _is_joined(file: str, loop: Loop) -> bool:
@@ -92,6 +95,7 @@ _BESIDE_JOIN = (
     "leave this call out of the loop, or give every rank the same number of batches: `Join` makes up only for the "
     "calls of the models that it gets"
 )
+_EQUAL_TURNS = "give this loop the same number of turns on all ranks: the same number of batches or of other items"
 _EQUAL_SHARES = "give every rank the same number of batches, or wrap the loop in `Join([model])`"
 
 

@@ -7,8 +7,9 @@ Why: the gradients are not averaged: the `module` inside of DistributedDataParal
 loop that averages by hand leaves out a step. Or a layer was added after the model was wrapped. Or the ranks began with
 different weights, which averaging keeps apart: a model that was built without a common seed and not broadcast. Or one
 rank changed its weights by itself. Or the ranks update with different learning rates: a scheduler that each rank steps
-with a loss of its own. Or one rank leaves out updates, by a test of its own loss. Or gradients go through `reduce`,
-which gives the sum to one rank only.
+with a loss of its own. Or one rank leaves out updates, by a test of its own loss, or all updates, by `if rank == 0:`.
+Or gradients go through `reduce`, which gives the sum to one rank only. Or the last micro-batch before an update runs
+under `no_sync`.
 
 Cure: call the wrapper, not its `module`. Without DistributedDataParallel, broadcast the weights of rank 0 before the
 first step, and `all_reduce` every gradient before every update. Average a loss over all ranks before it goes to a
@@ -33,11 +34,14 @@ _CHANGES = {
     "changed": "only some ranks change weights here",
     "start": "each rank has weights of its own from here on",
     "skipped": "each rank decides by itself here",
+    "idle": "only some ranks come to the update",
     "rates": "each rank sets its own learning rate here",
     "no-exchange": "the model is not among what is prepared here",
 }
 _CAUSES = {
     "unused-wrapper": "DistributedDataParallel was made, but never called for training, so it averages nothing",
+    "no-sync": "the last backward before an update runs under `no_sync`, so each rank updates with its own gradients",
+    "idle": "every rank has a copy of the model, and averaged gradients change only the copies that are updated",
     "added": "it came into the model after DistributedDataParallel was made, which averages only what it knew then",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "DistributedDataParallel made them equal at first, and gives all ranks the same gradients",
@@ -49,6 +53,8 @@ _CAUSES = {
 }
 _CURES = {
     "unused-wrapper": "call the DistributedDataParallel module in the training loop, and not its `module`",
+    "no-sync": "run the last backward before `optimizer.step()` outside of `no_sync`: it averages the sum of all",
+    "idle": "call `optimizer.step()` on all ranks",
     "added": "add the layer before the model is wrapped in DistributedDataParallel",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
@@ -70,6 +76,10 @@ def check(job: JobFacts) -> Draft | None:
     by_text = changing is not None and drift.why == "changed"
     draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out", "added") or by_text else "proven")
     draft.message = f"{name} has different values on different ranks after {drift.updates} updates"
+    if drift.why == "idle":
+        idle, busy = ([rank for rank, number in drift.exchanges if bool(number) is made] for made in (False, True))
+        verb = "updates its" if len(idle) == 1 else "update their"
+        draft.message = f"{ranks(idle)} never {verb} weights, and {ranks(busy)} {'does' if len(busy) == 1 else 'do'}"
     draft.cause = _CAUSES[drift.why]
     line = drift.line
     scheduling = job.ranks[0].scheduling if drift.why == "rates" and drift.rates_at else None
@@ -86,7 +96,8 @@ def check(job: JobFacts) -> Draft | None:
         draft.because(f"{ranks([rank])}: learning rate {rate:.6g} after {drift.rates_at} updates")
     for rank, size in drift.sizes[:8]:
         draft.because(f"{ranks([rank])}: sum of absolute values {size:.6g}")
-    draft.help(_CURES[drift.why])
+    is_set = drift.why == "rates" and job.ranks[0].scheduling is None
+    draft.help("let all ranks set the same learning rate" if is_set else _CURES[drift.why])
     return draft.rated("warning")
 
 
@@ -100,12 +111,14 @@ def _changing(drift: Drift) -> int | None:
     if drift.why == "no-exchange" and drift.line is not None:
         preparing = lines_that_prepare(drift.line.file)
         return preparing[0] if len(preparing) == 1 else None
-    if drift.why == "skipped" and drift.line is not None:
+    if drift.why in ("skipped", "idle") and drift.line is not None:
         place = drift.line.file, drift.line.line
         exits = (each for each in exits_before(*place) if each.exit in ("continue", "return") and "%" not in each.test)
         return next((each.line for each in (*branches_around(*place), *exits)), None)
     if drift.why == "rates" and drift.line is not None:
         setting = lines_that_set(drift.line.file, "lr")
+        if not setting and not drift.rates_at:  # they differ from the first update on
+            setting = calls_by_rank(drift.line.file, lambda name: name == "load_state_dict")
         return setting[0] if len(setting) == 1 else None
     if drift.why == "start" and drift.line is not None:
         models = trained_models(drift.line.file)
@@ -124,6 +137,10 @@ def _label(drift: Drift) -> str:
         if drift.is_call:
             return "the model is called here without its wrapper, which exchanges the gradients"
         return "the wrapper is made here, and never called for training"
+    if drift.why == "idle":
+        return "only some ranks update their weights here"
+    if drift.why == "no-sync":
+        return "the last backward before an update is under `no_sync`"
     if drift.why == "added":
         return "the model is wrapped here, without this weight"
     if drift.why == "one-rank":
