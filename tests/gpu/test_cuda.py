@@ -154,10 +154,10 @@ for step in range(3):
 import torch
 from torch import nn
 
-model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(7, 1)).cuda()
+model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(7, 1)).cuda()  # <- cause
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(3):
-    loss = model(torch.randn(4, 8, device="cuda")).mean()  # <- cause
+    loss = model(torch.randn(4, 8, device="cuda")).mean()
     loss.backward()
     optimizer.step()
 """,

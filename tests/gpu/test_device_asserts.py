@@ -56,6 +56,7 @@ for episode in range(4):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    print(episode, actions.tolist())
 """
 
 
