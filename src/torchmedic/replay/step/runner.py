@@ -36,6 +36,7 @@ from torchmedic.replay.isolation.sandbox import (
 from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded
+from torchmedic.replay.step.moved_modules import put_back
 from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.reused_results import bind_batch, draws_from_iterator, reusable_result
 from torchmedic.replay.step.sharded_modules import unsharded
@@ -153,6 +154,7 @@ class Runner:
             stack.enter_context(harmless(self._frame, thorough=self.thorough))
             played.stood_in = stack.enter_context(unsharded(self.modules))
             if self.shadow is None:
+                stack.enter_context(put_back(self.modules))
                 self._preserve(stack)
             stack.enter_context(
                 no_side_effects(played, self._optimizers, self._batch, backward=backward, keep_graphs=keep_graphs)
