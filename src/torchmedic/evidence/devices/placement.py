@@ -15,6 +15,7 @@ import torch
 
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.step.tensors import parameters_of
+from torchmedic.replay.step.moved_modules import device_of_trainer
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
 from torchmedic.source.lookup.layers import roots
@@ -108,9 +109,9 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _home(frames: list[Frame], devices: set[torch.device]) -> torch.device:
-    """Where the model is; without one, the device that is not the CPU."""
+    """Where the model is, or was before its Trainer moved it away; without one, the device that is not the CPU."""
     count: Counter[torch.device] = Counter(
-        parameter.device for root in roots(frames) for parameter in root.parameters()
+        device_of_trainer(root) or parameter.device for root in roots(frames) for parameter in root.parameters()
     )
     for device, _ in count.most_common():
         if device in devices:

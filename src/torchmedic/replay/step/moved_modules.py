@@ -31,7 +31,7 @@ def put_back(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 def _move(module: torch.nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]) -> None:
     tensors = [*module.parameters(), *module.buffers()]
-    device = _device_of_trainer(module)
+    device = device_of_trainer(module)
     if device is None or any(not tensor.is_cpu for tensor in tensors):
         return
     for tensor in tensors:
@@ -47,7 +47,7 @@ def _place(tensor: torch.Tensor, data: torch.Tensor, grad: torch.Tensor | None) 
     tensor.grad = grad
 
 
-def _device_of_trainer(module: torch.nn.Module) -> torch.device | None:
+def device_of_trainer(module: torch.nn.Module) -> torch.device | None:
     """The device that the Trainer of a LightningModule trains on, if that is not the CPU."""
     with contextlib.suppress(Exception):  # attributes of a Trainer that has been torn down
         device = module.__dict__["_trainer"].strategy.root_device

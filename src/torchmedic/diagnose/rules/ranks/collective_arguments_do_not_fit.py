@@ -41,6 +41,8 @@ def _no_tensor(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
     parts = given if frame.function == "_check_tensor_list" and isinstance(given, list) else [given]
     wrong = next((each for each in parts if not isinstance(each, Tensor)), None)
     kind = type(wrong).__name__
+    if wrong is None and parts is not given:
+        return _nothing(evidence, name)
     what = f"of `{kind}`" if parts is given else f"a `{kind}`"
     wanted = "a list of tensors" if frame.function == "_check_tensor_list" else "a tensor"
     draft = check.draft(evidence, "proven")
@@ -52,6 +54,20 @@ def _no_tensor(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
     if isinstance(wrong, int | float):
         return draft.help("pass a tensor, and read the result out of it: `t = torch.tensor(x)`, then `t.item()`")
     return draft.help("pass tensors; for other objects there are `all_gather_object` and `broadcast_object_list`")
+
+
+def _nothing(evidence: RaisedEvidence, name: object) -> Draft:
+    """None in place of a tensor: a parameter that the loss of this rank did not reach has no gradient."""
+    call = evidence.find(_name(evidence))
+    text = call.arguments[0].text if call is not None and call.arguments else ""
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{_name(evidence)}` needs a tensor, and `{text or name}` is None on this rank"
+    draft.cause = "collectives exchange tensors, and write their result into them"
+    draft.at(*evidence.at_user_line("cause", f"`{text or name}` is None"))
+    if text.endswith(".grad"):
+        draft.because("the loss of this rank did not reach this parameter, so backward gave it no gradient")
+        return draft.help("give it a gradient of zeros, or compute the loss from the same parameters on all ranks")
+    return draft.help("pass a tensor of the same shape on all ranks")
 
 
 def _length(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
