@@ -187,13 +187,14 @@ class Agent:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """A context in which the hooks ignore what is done."""
-        before, self.step.is_replayed = self.step.is_replayed, True
+        before = self.step.paused, self.collectives.paused
+        self.step.paused = self.collectives.paused = True
         self.step.fast.on = False
-        self.collectives.paused = True
         try:
             yield
         finally:
-            self.step.is_replayed = self.collectives.paused = before
+            self.step.paused, self.collectives.paused = before
+            self.step.paused |= self.step.is_crowded
 
     @contextlib.contextmanager
     def examining(self) -> Iterator[None]:

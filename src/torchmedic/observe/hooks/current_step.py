@@ -12,7 +12,6 @@ and traced to its own step all the same.
 from __future__ import annotations
 
 import sys
-from _thread import get_ident
 from collections.abc import Callable
 from math import ceil
 from types import FrameType
@@ -75,7 +74,7 @@ class Step:
         self.leaks: LeakWatch | None = None
         self.ranks: FactsOfRank | None = None  # in a job of several ranks
         self.collectives: Recorder | None = None
-        self.is_replayed = False  # while a replay runs, which is not training
+        self.paused = False  # what happens now is not watched: a replay, or training in two threads
         self.is_crowded = False  # two threads have trained at the same time
         self.thread = 0  # that trains
         self.noting = False
@@ -86,11 +85,6 @@ class Step:
         self.stepping: Any = None  # the optimizer whose step is under way
         self._is_opened = False  # since the last update something was seen to begin the step
         self._opened_by_others = 0  # steps in a row that were
-
-    @property
-    def paused(self) -> bool:
-        """Whether what happens now is not the training that is watched: a replay, or the work of another thread."""
-        return self.is_replayed or self.is_crowded or (get_ident() != self.thread and others_train())
 
     def trains_in(self, thread: int) -> None:
         """Backward is called in another thread than before.
@@ -103,7 +97,7 @@ class Step:
         THREADS.add(thread)
         self.thread = thread
         if others_train():
-            self.is_crowded = True
+            self.is_crowded = self.paused = True
             self.fast.on = False
 
     # Two parts of many hooks, each with a switch of its own: to contain them call by call would cost more than they do.
