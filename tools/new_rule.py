@@ -39,7 +39,8 @@ KINDS = (
     Kind(650, "checkup", "CHECKUP", "evidence.check_up", "CheckUp"),
     Kind(656, "loop", "SILENT", "evidence.loop", "LoopEvidence"),
     Kind(700, "checkup", "CHECKUP", "evidence.check_up", "CheckUp"),
-    Kind(800, "", "", "", ""),  # several ranks: no family yet
+    Kind(740, "ranks", "RANKS", "records.ranks", "Job", "job"),
+    Kind(800, "", "", "", ""),  # free
     Kind(820, "process", "DEATHS", "records.death", "Death", "death"),
     Kind(900, "process", "RAISED", "evidence.exception", "RaisedEvidence"),
 )

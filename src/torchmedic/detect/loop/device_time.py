@@ -10,7 +10,8 @@ from torchmedic.observe.loop.ledger import Habits
 
 _MIN_CALLS = 8
 _MIN_SHARE = 0.03  # share of the time of a step
-_MIN_EMPTYING_SHARE = 0.01  # as above; to ask for the memory again costs four times as much on top (results/waits-h200.md)
+# Share of the time of a step. To ask for the memory again costs four times as much on top (results/waits-h200.md).
+_MIN_EMPTYING_SHARE = 0.01
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
