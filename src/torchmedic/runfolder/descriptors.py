@@ -11,7 +11,7 @@ _HIGHEST = 1024  # numbers up to here are good for `select` as well
 
 
 def out_of_the_way(descriptor: int) -> int:
-    """The same open file under a high number; the given descriptor is closed.
+    """An open file under a high number; the given descriptor is closed.
 
     A script may close all descriptors that it does not know (`os.closerange(3, 256)`, as daemons do). The next file
     that the script opens gets the lowest number that is free. If torchmedic still wrote to that number, the words would
