@@ -38,10 +38,12 @@ $(VENV)/.dist: $(VENV)/.dev
 demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmedic
 	$(BIN)/torchmedic demo
 
-# The linters run beside the tests, which leave a core idle now and then; what they say comes last.
+# The linters run beside the tests, which leave a core idle now and then; what they say comes last. Status 3 is an error
+# of pytest itself (seen once: the scheduler of xdist lost count at the end), not of a test: the tests are run once more.
 test test-all: $(VENV)/.dev
 	@( $(CHECK) ) > $(VENV)/check.log 2>&1 & checking=$$!; \
-	$(PYTEST) -m $(if $(filter test,$@),'not gpu and not slow','not gpu'); tested=$$?; \
+	run() { $(PYTEST) -m $(if $(filter test,$@),'not gpu and not slow','not gpu'); }; \
+	run; tested=$$?; if [ $$tested -eq 3 ]; then run; tested=$$?; fi; \
 	wait $$checking; checked=$$?; cat $(VENV)/check.log; exit $$((tested | checked))
 test:  ## linters, types, and every test that needs no GPU
 test-all:  ## the same, with the further cases of kinds that `make test` has
