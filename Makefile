@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 CHECK := $(BIN)/ruff format --check src tests benchmarks tools && $(BIN)/ruff check src tests benchmarks tools \
 	&& $(BIN)/mypy && $(BIN)/lint-imports
 # `-rR` names the tests that passed only when they were run again.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --reruns 1 -rR
+PYTEST := $(BIN)/python -m pytest -n 3 --dist load --reruns 1 -rR
 
 .PHONY: help demo test test-all check bench docs dist clients new-rule clean
 help:  ## show the targets
@@ -39,7 +39,7 @@ demo: $(VENV)/.demo  ## set up, then run a bundled failing script under torchmed
 	$(BIN)/torchmedic demo
 
 # The linters run beside the tests, which leave a core idle now and then; what they say comes last. Status 3 is an error
-# of pytest itself (seen once: the scheduler of xdist lost count at the end), not of a test: the tests are run once more.
+# of pytest itself, not of a test: the tests are run once more. The scheduler `worksteal` of xdist ended two runs so.
 test test-all: $(VENV)/.dev
 	@( $(CHECK) ) > $(VENV)/check.log 2>&1 & checking=$$!; \
 	run() { $(PYTEST) -m $(if $(filter test,$@),'not gpu and not slow','not gpu'); }; \
