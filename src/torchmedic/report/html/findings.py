@@ -11,7 +11,7 @@ from torchmedic.diagnose import catalogue
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.records.numbers import NumberTrace, PathNode, TriedCure
 from torchmedic.records.plain_text import clipped
-from torchmedic.report.frames import Change, Frame, frames, hunks
+from torchmedic.report.frames import Change, Frame, frames, hunks, primary_place
 from torchmedic.report.terminal import proof
 
 _MAX_PATH = 16
@@ -49,6 +49,7 @@ class Cure(msgspec.Struct, frozen=True, kw_only=True):
     proof: str
     result: str
     tried_on: str
+    files: str  # that the patch changes
     changes: tuple[Change, ...]
     number: int
 
@@ -67,7 +68,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Location | None:
-        return self.diagnosis.cause_location or next(iter(self.diagnosis.locations), None)
+        return primary_place(self.diagnosis)
 
 
 def finding(number: int, diagnosis: Diagnosis, call: str = "", trace: NumberTrace | None = None) -> Finding:
@@ -136,6 +137,7 @@ def _cure(number: int, treatment: Treatment) -> Cure:
         proof=proof(treatment),
         result=treatment.result,
         tried_on=treatment.tried_on,
+        files=", ".join(dict.fromkeys(hunk.file for hunk in hunks(treatment.patch))),
         changes=_dedented([change for hunk in hunks(treatment.patch) for change in (*hunk.removed, *hunk.added)]),
         number=number,
     )
