@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 
 import msgspec
@@ -79,7 +78,7 @@ def finding(number: int, diagnosis: Diagnosis, call: str = "", trace: NumberTrac
         number=number,
         frames=tuple(_code_frame(frame) for frame in frames(diagnosis)),
         cures=tuple(_cure(place, treatment) for place, treatment in enumerate(diagnosis.treatments)),
-        meaning=_paragraphs(entry.doc) if entry is not None else (),
+        meaning=catalogue.paragraphs(entry.doc) if entry is not None else (),
         call=call,
         path=trace.path[:_MAX_PATH] if trace is not None else (),
         tried=tuple(map(_shortened, trace.tried[:_MAX_TRIED])) if trace is not None else (),
@@ -92,12 +91,6 @@ def _shortened(tried: TriedCure) -> TriedCure:
     return TriedCure(
         title=clipped(tried.title, 300), result=clipped(tried.result, 300), patch=clipped(" ".join(added), 200)
     )
-
-
-def _paragraphs(doc: str) -> tuple[str, ...]:
-    """Text whose lines may be broken anew; lists and code keep their lines."""
-    parts = doc.split("\n\n")
-    return tuple(part if re.search(r"^(\s|[-*] )", part, re.MULTILINE) else " ".join(part.split()) for part in parts)
 
 
 _entry = cache(catalogue.find)  # the page is written again whenever something is found
