@@ -42,6 +42,7 @@ def test_faults_of_its_own_are_still_proven(tmp_path: Path) -> None:
     found = finished.only
     assert (found.code, found.grade) == ("TM801", "proven")
     assert "the processor reported the fault at address 0x10" in found.evidence
+    assert not any(fact.startswith("another thread") for fact in found.evidence), "torchmedic's own is none of theirs"
 
 
 def test_a_fault_of_a_forked_child_is_not_told_of_its_parent(tmp_path: Path) -> None:

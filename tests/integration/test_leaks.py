@@ -7,7 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from pages import FENCE, PAGES, check_health
 from running import marked_line, run_script
+
+from torchmedic.report.frames import hunks
 
 CASES = Path(__file__).parent / "leak_cases"
 LEAKS = re.split(r"^# === (TM\d+) (.+) \| (.+)\n", (CASES / "leaks.txt").read_text(), flags=re.M)[1:]
@@ -104,6 +107,16 @@ if __name__ == "__main__":
             model(x).square().mean().backward()
             optimizer.step()
 """
+
+
+def test_the_patch_for_a_total_of_losses_leaves_what_later_lines_can_read(tmp_path: Path) -> None:
+    ((_, _, source),) = FENCE.findall(next(PAGES.glob("TM451-*.md")).read_text())[:1]
+    (treatment,) = run_script(tmp_path, source).only.treatments
+    assert "total.item()" in source
+    (hunk,) = hunks(treatment.patch)
+    cured = tmp_path / "cured"
+    cured.mkdir()
+    check_health(run_script(cured, source.replace(hunk.removed[0].text, hunk.added[0].text)))
 
 
 def test_what_grows_in_a_worker_is_named_and_a_cache_there_is_not(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def execute(args: argparse.Namespace) -> int:
     if not checked.reproduced:
         console.print(f"checked: it does NOT fail in the same way ({checked.said})", soft_wrap=True)
         return ExitStatus.FAILED
-    said = checked.said.removeprefix("reproduced: ")
-    console.print(f"checked: it fails in the same way ({said})", soft_wrap=True)
+    said = checked.said.removeprefix("reproduced").removeprefix(": ")
+    console.print("checked: it fails in the same way" + (f" ({said})" if said else ""), soft_wrap=True)
     return ExitStatus.OK
 
 

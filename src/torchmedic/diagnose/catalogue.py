@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import msgspec
@@ -61,6 +62,12 @@ def explain(code: str) -> str:
     if found is None:
         raise LookupError(f"there is no diagnosis {code}")
     return f"{found.code} {found.name}\n\n{found.doc}"
+
+
+def paragraphs(doc: str) -> tuple[str, ...]:
+    """Text whose lines may be broken anew; lists and code keep their lines."""
+    parts = doc.split("\n\n")
+    return tuple(part if re.search(r"^(\s|[-*] )", part, re.MULTILINE) else " ".join(part.split()) for part in parts)
 
 
 def read(rule: str) -> Entry:

@@ -13,7 +13,7 @@ from torchmedic.fit.fake_device import DEVICE
 from torchmedic.fit.machine import Ended, Machine
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.replay.fake.changes import repeated_layers
-from torchmedic.source.objects.parts import live_modules
+from torchmedic.source.objects.living import live_modules
 
 _MAX_STEPS = 12  # steps of all optimizers together, where some optimizer never steps twice
 

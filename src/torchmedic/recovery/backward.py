@@ -23,12 +23,13 @@ from torchmedic.detect.failures.exhaustion import exhaustion_of_error, is_out_of
 from torchmedic.observe.hooks.patches import without_our_frame
 from torchmedic.recovery import other_ranks, script_code
 from torchmedic.recovery.computed_again import ComputedAgain, Refused
-from torchmedic.recovery.living_tensors import living_tensors, unseen
+from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.room import free_unused_memory
 from torchmedic.recovery.script_code import without_trace
 from torchmedic.recovery.session import Session
 from torchmedic.replay.step.step import from_stack
 from torchmedic.source.objects.graph import leaves_behind
+from torchmedic.source.objects.living import living
 from torchmedic.source.segment.cut import CannotCut
 
 _is_compiling = torch.compiler.is_compiling
@@ -169,7 +170,7 @@ class GuardedEngine:
             return reason
         if not call.accumulates and not call.keeps_graph and not all(_is_leaf(each) for each in call.inputs):
             return "gradients of intermediate results were asked for"
-        if call.accumulates and any(_retains(each) for each in living_tensors()):
+        if call.accumulates and any(_retains(each) for each in living(torch.Tensor)):
             return "an intermediate result retains its gradient"
         if reason := script_code.reason_against(error, self._session.optimizers.parameters):
             return reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from torchmedic.records.recovery import Recovery, Refusal, summary
 from torchmedic.recovery.backward import GuardedEngine
 from torchmedic.recovery.session import Level, Session
 from torchmedic.recovery.update_in_parts import foreach_updates, in_parts
+from torchmedic.source.objects.living import living
 
 
 class Installation:
@@ -176,7 +176,7 @@ def recover(level: Level = "safe") -> Iterator[Recovered]:
             stack.callback(watching.hooks.remove)
         installation = Installation(level, watching, happened.append)
         stack.callback(installation.remove)
-        for optimizer in _living_optimizers():
+        for optimizer in living(Optimizer):
             installation.session.optimizer_built(optimizer)
             watching.clock.optimizer_built(optimizer)
         stack.enter_context(_only(installation))
@@ -199,10 +199,6 @@ class _NoStages:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
-
-
-def _living_optimizers() -> list[Any]:
-    return [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
 
 
 def _around_build(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from torchmedic.source.objects.living import living
 
 _NOTHING = contextlib.nullcontext()
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
@@ -43,10 +44,6 @@ def parameter_storages() -> frozenset[int]:
     """The storages of all parameters that live, which are never parked."""
     return frozenset(
         int(each.untyped_storage()._cdata)
-        for each in living_tensors()
+        for each in living(torch.Tensor)
         if isinstance(each, torch.nn.Parameter) and each.layout is torch.strided
     )
-
-
-def living_tensors() -> list[torch.Tensor]:
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]

@@ -21,7 +21,7 @@ from torchmedic.contained import contained
 from torchmedic.recovery.living_tensors import unseen
 from torchmedic.recovery.script_code import is_function
 from torchmedic.source.objects.graph import name_of, walk
-from torchmedic.source.objects.parts import live_modules
+from torchmedic.source.objects.living import live_modules
 
 _MADE_BY_WRAPPER = "_DDPSinkBackward"  # passes gradients on
 # Settings of the wrapper with which a gradient is not counted where it is added, or not told apart from its neighbours.

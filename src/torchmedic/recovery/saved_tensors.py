@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from torchmedic.recovery.handles import SavedTensor, gone, unpack
-from torchmedic.recovery.living_tensors import is_plain, living_tensors, parameter_storages
+from torchmedic.recovery.living_tensors import is_plain, parameter_storages
 from torchmedic.recovery.parking import ParkingSpace
 from torchmedic.recovery.places import Backward, Place
 from torchmedic.source.objects.graph import walk
+from torchmedic.source.objects.living import living
 
 _RAW = "_raw_saved_"
 MIN_PARKED_BYTES = 4096
@@ -213,7 +214,7 @@ def _drop(tensor: torch.Tensor) -> None:
 
 
 def _live_nodes() -> Iterator[Any]:
-    for tensor in living_tensors():
+    for tensor in living(torch.Tensor):
         with contextlib.suppress(RuntimeError):  # a view whose base was changed in place does not say
             if tensor.grad_fn is not None:
                 yield tensor.grad_fn

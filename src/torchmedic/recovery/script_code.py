@@ -18,7 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from torchmedic.recovery.computed_again import Refused
 from torchmedic.replay.isolation.python_state import THOROUGH_SECONDS, TooMuchInReach, python_left_alone
 from torchmedic.source.objects.graph import walk
-from torchmedic.source.objects.parts import live_modules
+from torchmedic.source.objects.living import live_modules
 from torchmedic.source.user_code import is_user_file
 
 

@@ -22,9 +22,14 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     primary: bool = False
 
 
+def primary_place(diagnosis: Diagnosis) -> Location | None:
+    """The cause, or else the first location."""
+    return diagnosis.cause_location or next(iter(diagnosis.locations), None)
+
+
 def frames(diagnosis: Diagnosis) -> list[Frame]:
-    """The frames of a diagnosis; the first holds the cause, or else the first location."""
-    primary = diagnosis.cause_location or next(iter(diagnosis.locations), None)
+    """The frames of a diagnosis; the first holds the primary place."""
+    primary = primary_place(diagnosis)
     if primary is None:
         return []
     rest = [place for place in diagnosis.locations if place is not primary]

@@ -30,9 +30,10 @@ def document(report: Report, shown: Iterable[Diagnosis], run: Path | None, token
     for number, diagnosis in enumerate(found):
         sections += _sections(diagnosis, run if number == 0 else None)
     if run is not None and found:
+        script = f"`torchmedic repro {run}` writes a script of the failing operation; "
         sections.append(
-            f"MORE: `torchmedic explain {visible(found[0].code)}` explains the code; `torchmedic repro {run}` writes a "
-            f"script of the failing operation; {run / 'report.json'} holds all of this."
+            f"MORE: `torchmedic explain {visible(found[0].code)}` explains the code; "
+            f"{script if recorded_call(run, found[0]) else ''}{run / 'report.json'} holds all of this."
         )
     text = ""
     for section in sections:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.records.plain_text import one_line
-from torchmedic.report.frames import Frame, frames, hunks
+from torchmedic.report.frames import Frame, frames, hunks, primary_place
 from torchmedic.runfolder import files
 
 _SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
@@ -19,6 +19,7 @@ _GUTTER = "blue"
 _MIN_WIDTH = 40
 _MAX_OUTER_INDENT = 8  # columns before the outermost line of a frame
 _MAX_INNER_INDENT = 12  # further columns before its inner lines
+_WRAPPED_LABEL = 44  # columns that a label of several lines gets at least
 
 
 def concise(diagnosis: Diagnosis) -> str:
@@ -70,8 +71,10 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Text]:
     gutter = _gutter(diagnosis)
     yield from _frames(diagnosis, gutter, style, width)
     yield from _notes(diagnosis, gutter, width)
+    primary = primary_place(diagnosis)
     for treatment in diagnosis.treatments:
-        yield from _help(treatment, gutter, width)
+        yield from _help(treatment, width)
+        yield from _patch(treatment.patch, gutter, primary.file if primary is not None else "")
 
 
 def _in_gutter(text: str) -> Text:
@@ -128,7 +131,7 @@ def _snippet(place: Location, margin_left: int, gutter: int, style: str, width: 
         yield margin + Text(f"{underline} {place.label}", colour)
         return
     yield margin + Text(underline, colour)
-    inset = min(margin_left + start, max(0, room - 44))
+    inset = min(margin_left + start, max(0, room - len(place.label), room - _WRAPPED_LABEL))
     for part in textwrap.wrap(place.label, room - inset):
         yield margin + Text(" " * inset + part, colour)
 
@@ -158,14 +161,13 @@ def _notes(diagnosis: Diagnosis, gutter: int, width: int) -> Iterator[Text]:
                 yield Text(" " * len(lead) + part)
 
 
-def _help(treatment: Treatment, gutter: int, width: int) -> Iterator[Text]:
+def _help(treatment: Treatment, width: int) -> Iterator[Text]:
     line = f"help: {treatment.title}  [{proof(treatment)}]"
     for number, part in enumerate(textwrap.wrap(line, width, subsequent_indent="      ", break_long_words=False)):
         if number == 0:
             yield Text.assemble(("help:", "bold green"), part.removeprefix("help:"))
         else:
             yield Text(part)
-    yield from _patch(treatment.patch, gutter)
 
 
 def proof(treatment: Treatment) -> str:
@@ -176,9 +178,12 @@ def proof(treatment: Treatment) -> str:
     return f"predicted, not run: {treatment.result}" if treatment.result else "not tried"
 
 
-def _patch(patch: str, gutter: int) -> Iterator[Text]:
-    """A unified diff as numbered lines, removed and added."""
+def _patch(patch: str, gutter: int, file: str) -> Iterator[Text]:
+    """A unified diff as numbered lines, removed and added. The name of a file other than `file` is shown."""
     for hunk in hunks(patch):
+        if hunk.file != file:
+            file = hunk.file
+            yield _in_gutter(" " * (gutter + 1) + ":::").append(f" {file}")
         for change in (*hunk.removed, *hunk.added):
             colour = "red" if change.sign == "-" else "green"
             line = _in_gutter(f"{change.number:>{gutter + 1}} ")

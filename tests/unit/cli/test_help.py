@@ -19,3 +19,17 @@ def test_help_fits_a_terminal(verb: str, capsys: pytest.CaptureFixture[str], mon
     assert "--fail_on" not in text
     if "examples:" in text:
         assert f"\n  torchmedic {verb}" in text  # an example keeps its line
+
+
+@pytest.mark.parametrize("words", [["explain"], ["explain", "TM208"]])
+def test_an_explanation_fits_a_terminal(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    main(words)
+    plain = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    main(words)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80 < max(map(len, plain.splitlines()))
+    assert shown.split() == plain.split()

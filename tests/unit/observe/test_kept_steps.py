@@ -16,7 +16,8 @@ from torchmedic.evidence.spoiled_weights import suspects
 from torchmedic.observe.budget import Budget
 from torchmedic.observe.device import async_devices
 from torchmedic.observe.numbers.finite_watch import FiniteWatch
-from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, KeptBackwards, given_back, kept
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
+from torchmedic.observe.numbers.kept_values import GONE, given_back, kept
 from torchmedic.observe.numbers.losses import Losses
 from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.observe.numbers.weight_copies import Rewind

@@ -12,6 +12,7 @@ from torchmedic.cli import main
 from torchmedic.records import Diagnosis, Location, Outcome, Report, Treatment
 from torchmedic.records.plain_text import visible
 from torchmedic.report import formats, github, prompt, sarif, terminal
+from torchmedic.report.console import recording_console
 from torchmedic.report.frames import hunks
 from torchmedic.runfolder import files
 
@@ -180,3 +181,18 @@ def test_report_shows_and_writes_every_format(tmp_path: Path, capsys: pytest.Cap
     assert len(json.loads(output.read_text())["runs"][0]["results"]) == 2
     assert main(["report", "-o", str(output), str(tmp_path)]) == 2
     assert "--output needs --html" in capsys.readouterr().err
+
+
+def test_a_patch_of_another_file_names_it_and_labels_stand_below_their_mark() -> None:
+    code = "loss = compute(model, inputs, targets) + penalty(model) * weight"
+    place = Location(role="cause", file="train.py", line=4, column=42, end_column=56, code=code, label="l" * 23)
+    cure = Treatment(
+        title="t", patch="--- train.py\n+++ train.py\n@@ -4 +4 @@\n-a\n+b\n--- m.py\n+++ m.py\n@@ -1 +1 @@\n-c\n+d\n"
+    )
+    console = recording_console(80)
+    terminal.print_all(console, [example(locations=(place,), treatments=(cure,))], "full", None)
+    shown = console.export_text().splitlines()
+    mark = next(number for number, line in enumerate(shown) if "^^" in line)
+    assert shown[mark].index("^") == shown[mark + 1].index("l")
+    assert shown[shown.index(" 4 + b") + 1 :][:2] == ["  ::: m.py", " 1 - c"]
+    assert "  ::: train.py" not in shown

@@ -72,7 +72,7 @@ def test_hostile_points_are_no_error() -> None:
 
 def test_the_way_of_a_bad_number_and_failed_trials_are_on_the_page() -> None:
     text = page.render(whole()).decode()
-    for part in ("born here", "4 operations left out", "the loss", "no success", "inputs up to 1, not finite"):
+    for part in ("born here", "4 operations left out", "the loss", "no success", "inputs: up to 1, not finite"):
         assert part in text
     hidden = page.render(replace(whole(), confidential=True)).decode()
     for part in ("born here", "no success", "gradient norm"):

@@ -17,7 +17,7 @@ _MIN_STEPS = 4  # in evaluation mode that show a habit
 _MIN_STEPS_OF_NEVER = 24  # in evaluation mode, without one in training mode before
 _MIN_BATCHES = 4  # batches of a validation
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
-_DROPOUTS = (nn.modules.dropout._DropoutNd,)
+_DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 _MOVES = frozenset({"to", "cuda", "cpu", "float"})  # calls around a batch that is given to a model
 
 
@@ -31,8 +31,16 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 def layers_that_care(model: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the layers that act in another way in evaluation mode: normalising with statistics, and dropout."""
     norms = [name for name, part in model.named_modules() if isinstance(part, _NORMS) and part.track_running_stats]
-    dropouts = [name for name, part in model.named_modules() if isinstance(part, _DROPOUTS) and part.p > 0]
-    return norms, dropouts
+    return norms, [name for name, part in model.named_modules() if _drops(part)]
+
+
+def _drops(part: nn.Module) -> bool:
+    """Whether a layer drops values in training mode, by itself or inside of what it computes."""
+    if isinstance(part, nn.RNNBase):
+        return part.dropout > 0 and part.num_layers > 1
+    if isinstance(part, nn.MultiheadAttention):
+        return bool(part.dropout)
+    return isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
 
 
 def _updates(events: list[Event]) -> Iterator[tuple[Event, Event]]:
@@ -176,7 +184,7 @@ def _of_validation(habits: Habits, run: list[tuple[Event, Event]], position: int
     if not isinstance(model, nn.Module) or not any(event.kind == "step" for event in habits.events[position:]):
         return  # training does not go on: it may be a look at the end, with dropout on purpose
     norms, dropouts = layers_that_care(model)
-    active = [part for part in model.modules() if part.training and isinstance(part, _NORMS + _DROPOUTS)]
+    active = [part for part in model.modules() if part.training and (isinstance(part, _NORMS) or _drops(part))]
     if not active or not (norms or dropouts) or _is_result_dropped(forward.place):
         return
     if any(isinstance(part, _NORMS) for part in active) or not _are_draws(forward.place, fetch.place):

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torchmedic.detect.loop.incident import LoopIncident, RateDecayed, UpdatesLost, VanishingGradients
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.observe.loop.standstill import DOUBTFUL_CHANGE, MAX_DEAD_SHARE, MAX_PLAIN_RATE, LayerMoves, Steady
+from torchmedic.observe.loop.optimizer_looks import DOUBTFUL_CHANGE, MAX_DEAD_SHARE, MAX_PLAIN_RATE, LayerMoves, Steady
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.layer_construction import given_modules
 from torchmedic.source.lookup.layers import layer_built_at, roots

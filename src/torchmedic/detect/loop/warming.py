@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torchmedic.detect.loop.incident import LoopIncident, RateDecayed
 from torchmedic.observe.loop.events import Watched
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.observe.loop.standstill import MAX_PLAIN_RATE, Steady, Warming
+from torchmedic.observe.loop.optimizer_looks import MAX_PLAIN_RATE, Steady, Warming
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.optimizers import rate_set_at, schedulers_of
 from torchmedic.source.spots import NOWHERE, Place

@@ -21,7 +21,7 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.step.trial import Edit, attempt, describe, edited, passes
 from torchmedic.replay.trace.microscope import Spot
-from torchmedic.source.objects.parts import live_modules
+from torchmedic.source.objects.living import live_modules
 from torchmedic.source.segment.cut import CannotCut
 from torchmedic.source.spots import spot_of_node
 from torchmedic.source.syntax import callee

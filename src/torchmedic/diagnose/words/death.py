@@ -12,7 +12,7 @@ from torchmedic.diagnose.rule import Draft, Rule
 from torchmedic.diagnose.words.format import at_moment, size
 from torchmedic.records import Grade, Location, Role, StackFrame, ThreadStack
 from torchmedic.records.death import Death
-from torchmedic.source.user_code import is_user_file, relative, source_line
+from torchmedic.source.user_code import PACKAGE, is_user_file, relative, source_line
 
 _MAX_DUMPED_FRAMES = 100  # frames of a thread, by faulthandler
 _MAX_SHOWN = 6
@@ -126,13 +126,19 @@ def _calls(death: Death) -> Iterator[str]:
 
 
 def _threads(death: Death) -> Iterator[str]:
-    """Where every other thread was."""
-    shown = [thread for thread in death.threads[1:] if thread.frames]
+    """Where every other thread was that is not torchmedic's."""
+    shown = [thread for thread in death.threads[1:] if thread.frames and not _is_ours(thread)]
     for thread in shown[:_MAX_SHOWN]:
         frame = _user_frame(thread) or thread.frames[0]
         yield f"another thread was at {_short(frame)} in {frame.function}"
     if len(shown) > _MAX_SHOWN:
         yield f"{len(shown) - _MAX_SHOWN} more threads are in the run folder's stacks/{death.pid}.txt"
+
+
+def _is_ours(thread: ThreadStack) -> bool:
+    return not any(is_user_file(frame.file) for frame in thread.frames) and any(
+        frame.file.startswith(PACKAGE) for frame in thread.frames
+    )
 
 
 def _moment(death: Death) -> Iterator[str]:

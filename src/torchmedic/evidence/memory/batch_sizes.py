@@ -6,7 +6,6 @@ One sample that is far larger than the others is enough: the collate function pa
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import math
 import statistics
@@ -19,6 +18,7 @@ from torch.utils.data import Dataset
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.failures.worker_failures import is_fetch
 from torchmedic.observe.step.batches import Given, through_subsets
+from torchmedic.source.objects.living import living
 
 _MIN_EARLIER_BATCHES = 4  # earlier batches that tell what is usual
 _RISES = 3  # of the size of batches: they grow, and not just once
@@ -90,10 +90,11 @@ def is_whole_data_set(indices: Sequence[Any]) -> bool:
         or set(indices) != set(range(number))
     ):
         return False
-    for each in gc.get_objects():
-        if issubclass(type(each), Dataset) and hasattr(type(each), "__len__"):
+    for each in living(Dataset):
+        length = getattr(type(each), "__len__", None)
+        if length is not None:
             with contextlib.suppress(Exception):  # it is the user's
-                if len(each) == number:
+                if length(each) == number:
                     return True
     return False
 

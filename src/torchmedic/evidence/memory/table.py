@@ -53,7 +53,7 @@ def rows_of(autopsy: Autopsy) -> Iterator[Row]:
         rest = max(0, measured.used - book.everything)
         objects = min(rest, book.plain_objects)
         yield Row("Python objects of yours", objects)
-        yield Row("Python, libraries and what else is no tensor", rest - objects)
+        yield Row("Python, libraries and all else that is not a tensor", rest - objects)
 
 
 def _device_rows(autopsy: Autopsy) -> Iterator[Row]:

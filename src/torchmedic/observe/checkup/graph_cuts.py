@@ -12,13 +12,14 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as nn_module
 
 from torchmedic.contained import contained
+from torchmedic.observe.checkup.callers import from_line_of, sites_of
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.observe.exchanged import Exchanged
 from torchmedic.source.objects.graph import leaves_behind
@@ -26,12 +27,10 @@ from torchmedic.source.user_code import is_user_file
 
 _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax", "item", "__float__")
 _MAKERS = ("tensor", "as_tensor")
-_CALLING = (lambda original, args, kwargs: original(*args, **kwargs)).__code__
 _CALL_MODULE = torch.nn.Module._call_impl.__code__
 _HOOK = -7002  # keys of torch's own count up from 0
 _MAX_NODES = 20_000  # of one graph
 _MAX_CUTS = 200
-_MAX_SITES = 6  # of one cut
 _MAX_NUMBERS = 4096  # that are read in one step, or given to a new tensor
 
 
@@ -258,12 +257,6 @@ class GraphCuts:
         return id(module) in feeding
 
 
-def from_line_of(frame: FrameType, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a function as if from the line that a frame is at, so that a warning of torch's names that line."""
-    code = _CALLING.replace(co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno)
-    return FunctionType(code, frame.f_globals)(original, args, kwargs)
-
-
 def _is_forward(frame: FrameType) -> bool:
     """Whether a frame is the user's own, in the forward pass of a module: elsewhere values are read for a copy."""
     if not is_user_file(frame.f_code.co_filename):
@@ -288,14 +281,3 @@ def _numbers_in(given: Any) -> list[float]:
         return []
     rows = [row for row in given[:64] if isinstance(row, list | tuple)] or [given]
     return [number for row in rows for number in row[:_MAX_NUMBERS] if type(number) is float]
-
-
-def sites_of(frame: FrameType | None) -> tuple[Site, ...]:
-    """The user's own instructions at and above a frame, innermost first."""
-    sites: list[Site] = []
-    while frame is not None and len(sites) < _MAX_SITES:
-        code = frame.f_code
-        if is_user_file(code.co_filename) and code.co_code != _CALLING.co_code:
-            sites.append(Site(code, frame.f_lasti))
-        frame = frame.f_back
-    return tuple(sites)

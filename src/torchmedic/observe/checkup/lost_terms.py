@@ -19,7 +19,8 @@ from torch._C._autograd import _get_sequence_nr
 from torch.nn import functional
 
 from torchmedic.contained import contained
-from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts, from_line_of, sites_of
+from torchmedic.observe.checkup.callers import from_line_of, sites_of
+from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts
 from torchmedic.observe.checkup.node_births import LOSSES, Site
 from torchmedic.source.user_code import is_user_file
 

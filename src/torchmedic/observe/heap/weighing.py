@@ -43,7 +43,6 @@ class Weight(NamedTuple):
     device: float
     witness: Any
     kinds: frozenset[str]
-    is_scalar: bool = False  # each item is one tensor of one element
     of_modules: bool = False  # each item is a module
 
     def has_witness(self, other: Weight) -> bool:
@@ -77,7 +76,6 @@ def weigh(container: Any) -> Weight | None:
         device=sum(each.device for each in weighed) / count,
         witness=weighed[0].witness,
         kinds=frozenset(type(each).__name__ for each in items),
-        is_scalar=all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in items),
         of_modules=all(isinstance(each, torch.nn.Module) for each in items),
     )
 

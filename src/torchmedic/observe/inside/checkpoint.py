@@ -6,7 +6,6 @@ nobody can write to them while they are read.
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records.stall import Saved
 from torchmedic.runfolder.confidential import is_confidential, run_of
 from torchmedic.runfolder.files import write_atomically
+from torchmedic.source.objects.living import live_modules
 
 
 def saved(agent: ProcessContext) -> Saved:
@@ -68,11 +68,6 @@ def _write(path: Path, models: list[torch.nn.Module], agent: ProcessContext) -> 
 def _models(agent: ProcessContext) -> list[torch.nn.Module]:
     """The outermost modules that hold what the optimizers train."""
     trained = set(map(id, parameters_of(*agent.clock.optimizers)))
-    found = [
-        module
-        for module in gc.get_objects()
-        if issubclass(type(module), torch.nn.Module)
-        and any(id(parameter) in trained for parameter in module.parameters())
-    ]
+    found = [each for each in live_modules() if any(id(parameter) in trained for parameter in each.parameters())]
     inner = {id(child) for module in found for child in module.modules() if child is not module}
     return [module for module in found if id(module) not in inner]

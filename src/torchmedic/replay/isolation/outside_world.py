@@ -19,53 +19,8 @@ from typing import Any
 
 from torchmedic.observe.ranks.contents import METHODS
 from torchmedic.replay.isolation.open_files import databases_locked, open_files_muted, opened
+from torchmedic.replay.isolation.reaching_calls import EVENTS, LEFT_OUT, REFUSED
 
-# By module and class: what is left out, and what is refused. A module that nobody has loaded is not loaded for it.
-_LEFT_OUT = {
-    "atexit": "register unregister",
-    "os": "remove unlink rename renames replace rmdir removedirs mkdir link symlink chmod chown lchown utime truncate "
-    "ftruncate umask mkfifo setxattr fsync fdatasync",
-    "numpy": "save savez savez_compressed savetxt",
-    "shutil": "rmtree move copy copy2 copyfile copytree copymode copystat",
-    "signal": "alarm setitimer",
-    "queue.Queue": "put put_nowait task_done",
-    "multiprocessing.queues.Queue": "put put_nowait",
-    "multiprocessing.queues.SimpleQueue": "put",
-    "gzip.GzipFile": "write",
-    "bz2.BZ2File": "write",
-    "lzma.LZMAFile": "write",
-    "torch.utils.tensorboard.writer.FileWriter": "add_event add_summary",
-    "lightning.pytorch.core.module.LightningModule": "log log_dict",
-    "pytorch_lightning.core.module.LightningModule": "log log_dict",
-}
-_CALLS = "send sendall sendto sendmsg sendfile recv recv_into recvfrom recvfrom_into recvmsg connect connect_ex accept"
-_REFUSED = {
-    "builtins": "input",
-    "os": "_exit abort system",
-    "signal": "raise_signal",
-    "threading.Thread": "start",
-    "threading.Barrier": "wait abort reset",
-    "queue.Queue": "get get_nowait join",
-    "multiprocessing.queues.Queue": "get get_nowait",
-    "multiprocessing.queues.SimpleQueue": "get",
-    "multiprocessing.connection._ConnectionBase": "send send_bytes recv recv_bytes recv_bytes_into",
-    "multiprocessing.pool.Pool": "_check_running",
-    "multiprocessing.process.BaseProcess": "start terminate kill",
-    "concurrent.futures.thread.ThreadPoolExecutor": "submit",
-    "concurrent.futures.process.ProcessPoolExecutor": "submit",
-    "socket.socket": _CALLS,
-    "ssl.SSLSocket": f"{_CALLS} read write",
-    # A job is joined and left once; the other ranks would not meet this one a second time.
-    "torch.distributed": "TCPStore",
-    "torch.distributed.ProcessGroup": "shutdown abort",
-    "torch.distributed.distributed_c10d": "rendezvous _new_process_group_helper",
-}
-_EVENTS = frozenset(
-    "subprocess.Popen os.system os.exec os.fork os.forkpty os.posix_spawn os.spawn os.kill os.killpg pty.spawn "
-    "os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate os.chmod os.chown os.lchown os.utime "
-    "os.setxattr os.removexattr socket.connect socket.bind socket.sendto socket.sendmsg socket.getaddrinfo "
-    "sqlite3.connect builtins.input syslog.syslog webbrowser.open".split()
-)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MAX_SLEEP_SECONDS = 0.01
 
@@ -165,7 +120,7 @@ def sealed() -> Iterator[None]:
         sys.addaudithook(_audit)
     seal = Seal()
     with contextlib.ExitStack() as stack:
-        for table, make in ((_LEFT_OUT, _left_out), (_REFUSED, _refusing)):
+        for table, make in ((LEFT_OUT, _left_out), (REFUSED, _refusing)):
             for owner, names in _owners(table):
                 for name in names:
                     if callable(getattr(owner, name, None)):
@@ -292,7 +247,7 @@ def _napping(original: Callable[[float], None]) -> Callable[[float], None]:
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     seal = _seal
-    if seal is None or not (event in _EVENTS or event == "open") or not seal.is_ours:
+    if seal is None or not (event in EVENTS or event == "open") or not seal.is_ours:
         return
     if event == "open":
         flags = args[2] if len(args) > 2 and isinstance(args[2], int) else 0

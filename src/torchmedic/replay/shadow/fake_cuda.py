@@ -13,7 +13,7 @@ import torch.amp.autocast_mode
 from torchmedic.observe.context import Notes
 from torchmedic.replay.isolation.torch_state import replaced, same_modules
 from torchmedic.replay.shadow.cpu_shadow import Shadow
-from torchmedic.source.objects.parts import live_modules
+from torchmedic.source.objects.living import live_modules
 
 _SILENT = (
     "synchronize empty_cache ipc_collect set_device manual_seed manual_seed_all seed seed_all set_rng_state "

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.replay.trace.microscope import Spot
+from torchmedic.source.objects.finite import is_finite
+from torchmedic.source.objects.graph import leaves_behind
 
 
 class BackwardCall(NamedTuple):
@@ -56,3 +59,13 @@ class ReplayResult:
     def roots(self) -> list[torch.Tensor]:
         """Every tensor that backward was called on, in order."""
         return [root for call in self.backward_calls for root in call.roots]
+
+    def judge(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Note whether loss and gradients are finite, before they are put back."""
+        values = [root.detach() for root in self.roots if root.is_floating_point() and root.numel()]
+        if values and values[-1].numel() == 1 and not values[-1].is_meta:
+            self.loss = float(values[-1].item())
+        self.loss_finite = bool(values) and all(is_finite(value) for value in values)
+        leaves = {id(tensor): tensor for tensor in [*parameters, *leaves_behind(self.roots)]}
+        gradients = [tensor.grad for tensor in leaves.values() if tensor.grad is not None] + self.returned
+        self.gradients_finite = all(is_finite(gradient) for gradient in gradients) if gradients else None

@@ -160,3 +160,9 @@ def bind_batch(namespace: dict[str, Any], target: ast.expr, batch: Any) -> None:
         if trial and same_kind:
             namespace.update(trial)
             return
+
+
+def is_on_device(taken: dict[str, Any]) -> bool:
+    """Whether what could be taken over is on a device: in a shadow its values are gone, so it is made anew."""
+    with torch._C.DisableTorchFunction():  # the shadow would answer that it is on the CPU
+        return any(tensor.device.type != "cpu" for value in taken.values() for tensor in tensors_in(value))

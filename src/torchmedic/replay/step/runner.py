@@ -38,13 +38,12 @@ from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded
 from torchmedic.replay.step.moved_modules import put_back
 from torchmedic.replay.step.result import ReplayResult, start_of
-from torchmedic.replay.step.reused_results import bind_batch, draws_from_iterator, reusable_result
+from torchmedic.replay.step.reused_results import bind_batch, draws_from_iterator, is_on_device, reusable_result
 from torchmedic.replay.step.sharded_modules import unsharded
 from torchmedic.replay.step.side_effects import RestoreWrites, no_side_effects
 from torchmedic.source.assignments import names_read, names_written, read_first
 from torchmedic.source.lookup.failing_call import lost_arguments
-from torchmedic.source.objects.finite import is_finite
-from torchmedic.source.objects.graph import is_leaf, leaves_behind
+from torchmedic.source.objects.graph import is_leaf
 from torchmedic.source.segment.cut import Segment
 from torchmedic.source.segment.standalone import AWAIT, END
 from torchmedic.source.user_code import is_user_file
@@ -185,7 +184,7 @@ class Runner:
             played.exchanged = bounds.met_collective and bool(played.backward_calls)
             if not contexts:
                 try:
-                    self._judge(played)
+                    played.judge(self.parameters)
                 except (ReplayTooLong, ReplayTooBig) as error:
                     played.error = played.error or error
         played.seconds = time.monotonic() - started
@@ -200,16 +199,6 @@ class Runner:
     def _count_call(self, module: Any, args: Any) -> None:
         self._module_calls += 1
 
-    def _judge(self, played: ReplayResult) -> None:
-        """Note whether loss and gradients are finite, before they are put back."""
-        values = [root.detach() for root in played.roots if root.is_floating_point() and root.numel()]
-        if values and values[-1].numel() == 1 and not values[-1].is_meta:
-            played.loss = float(values[-1].item())
-        played.loss_finite = bool(values) and all(is_finite(value) for value in values)
-        leaves = {id(tensor): tensor for tensor in [*self.parameters, *leaves_behind(played.roots)]}
-        gradients = [tensor.grad for tensor in leaves.values() if tensor.grad is not None] + played.returned
-        played.gradients_finite = all(is_finite(gradient) for gradient in gradients) if gradients else None
-
     def _execute(self, namespace: dict[str, Any], played: ReplayResult, replace: dict[int, Any]) -> None:
         results: set[str] = set()  # names of what the model computed, and of what was computed from that
         for statement, code in self.segment.code():
@@ -217,7 +206,7 @@ class Runner:
                 namespace.update(self._frozen_results(statement))
                 continue
             taken = reusable_result(statement, self.segment.statements, self._known) if self.takes_over else None
-            if taken is not None and not (self.shadow is not None and _is_lost(taken)):
+            if taken is not None and not (self.shadow is not None and is_on_device(taken)):
                 namespace.update(taken)
                 played.taken.update(taken)
                 continue
@@ -297,12 +286,6 @@ class Runner:
         namespace[END] = SegmentEnd
         namespace[AWAIT] = _run_to_end
         return namespace
-
-
-def _is_lost(taken: dict[str, Any]) -> bool:
-    """Whether what could be taken over is on a device: in a shadow its values are gone, so it is made anew."""
-    with torch._C.DisableTorchFunction():  # the shadow would answer that it is on the CPU
-        return any(tensor.device.type != "cpu" for value in taken.values() for tensor in tensors_in(value))
 
 
 def _run_to_end(awaitable: Any) -> Any:

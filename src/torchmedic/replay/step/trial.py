@@ -191,7 +191,7 @@ def describe(played: ReplayResult) -> str:
     """The outcome of a trial in a few words."""
     if played.error is not None:
         return f"{type(played.error).__name__}: {played.error}".splitlines()[0][:120]
-    loss = f"loss {played.loss:.5g}" if played.loss is not None else "no loss"
+    loss = f"loss {played.loss + 0.0:.5g}" if played.loss is not None else "no loss"
     if not played.gradients_finite:
         return f"{loss}, gradients not finite"
     return f"{loss}, all gradients finite"

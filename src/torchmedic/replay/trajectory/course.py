@@ -278,7 +278,7 @@ class Trajectory:
         for end in unit.call.ends:
             optimizer = end.optimizer()
             if optimizer is None:
-                raise _Stopped("an optimizer is gone")
+                raise _Stopped("an optimizer that made an update is gone")
             if not any(held.optimizer() is optimizer for held in self._copy.optimizers):
                 raise _Stopped("an optimizer was made later")  # an update by it could not be undone
             factor = change.rate if change.only is None or change.only is optimizer else 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 
 import msgspec
@@ -11,7 +10,7 @@ from torchmedic.diagnose import catalogue
 from torchmedic.records import Diagnosis, Location, Treatment
 from torchmedic.records.numbers import NumberTrace, PathNode, TriedCure
 from torchmedic.records.plain_text import clipped
-from torchmedic.report.frames import Change, Frame, frames, hunks
+from torchmedic.report.frames import Change, Frame, frames, hunks, primary_place
 from torchmedic.report.terminal import proof
 
 _MAX_PATH = 16
@@ -49,6 +48,7 @@ class Cure(msgspec.Struct, frozen=True, kw_only=True):
     proof: str
     result: str
     tried_on: str
+    files: str  # that the patch changes
     changes: tuple[Change, ...]
     number: int
 
@@ -67,7 +67,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Location | None:
-        return self.diagnosis.cause_location or next(iter(self.diagnosis.locations), None)
+        return primary_place(self.diagnosis)
 
 
 def finding(number: int, diagnosis: Diagnosis, call: str = "", trace: NumberTrace | None = None) -> Finding:
@@ -78,7 +78,7 @@ def finding(number: int, diagnosis: Diagnosis, call: str = "", trace: NumberTrac
         number=number,
         frames=tuple(_code_frame(frame) for frame in frames(diagnosis)),
         cures=tuple(_cure(place, treatment) for place, treatment in enumerate(diagnosis.treatments)),
-        meaning=_paragraphs(entry.doc) if entry is not None else (),
+        meaning=catalogue.paragraphs(entry.doc) if entry is not None else (),
         call=call,
         path=trace.path[:_MAX_PATH] if trace is not None else (),
         tried=tuple(map(_shortened, trace.tried[:_MAX_TRIED])) if trace is not None else (),
@@ -91,12 +91,6 @@ def _shortened(tried: TriedCure) -> TriedCure:
     return TriedCure(
         title=clipped(tried.title, 300), result=clipped(tried.result, 300), patch=clipped(" ".join(added), 200)
     )
-
-
-def _paragraphs(doc: str) -> tuple[str, ...]:
-    """Text whose lines may be broken anew; lists and code keep their lines."""
-    parts = doc.split("\n\n")
-    return tuple(part if re.search(r"^(\s|[-*] )", part, re.MULTILINE) else " ".join(part.split()) for part in parts)
 
 
 _entry = cache(catalogue.find)  # the page is written again whenever something is found
@@ -136,6 +130,7 @@ def _cure(number: int, treatment: Treatment) -> Cure:
         proof=proof(treatment),
         result=treatment.result,
         tried_on=treatment.tried_on,
+        files=", ".join(dict.fromkeys(hunk.file for hunk in hunks(treatment.patch))),
         changes=_dedented([change for hunk in hunks(treatment.patch) for change in (*hunk.removed, *hunk.added)]),
         number=number,
     )

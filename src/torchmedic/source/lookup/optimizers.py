@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import math
 import os
 import sys
@@ -18,6 +17,7 @@ from torchmedic.records import Location, Role
 from torchmedic.source.assignments import items_written
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
 from torchmedic.source.lookup.named_numbers import is_number, written_at
+from torchmedic.source.objects.living import living
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import CALLABLES, FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
@@ -238,11 +238,7 @@ def setting_assigned_at(frames: list[Frame], name: str, role: Role, label: str) 
 
 
 def schedulers_of(optimizer: Any) -> list[Any]:
-    return [
-        value
-        for value in gc.get_objects()
-        if issubclass(type(value), LRScheduler) and getattr(value, "optimizer", None) is optimizer
-    ]
+    return [each for each in living(LRScheduler) if getattr(each, "optimizer", None) is optimizer]
 
 
 def advanced_at(frames: list[Frame], schedule: Any, caller: Place) -> Place:

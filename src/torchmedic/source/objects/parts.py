@@ -291,11 +291,3 @@ _READERS: tuple[tuple[type | tuple[type, ...], _Reader], ...] = (
     ((ModuleType, FrameType, CodeType), _of_nothing),
 )
 _readers: WeakTable[_Reader] = WeakTable()  # the reader of a kind that was met
-
-
-def live_modules() -> list[torch.nn.Module]:
-    """Every module that Python knows of. Modules whose constructor has not run, or failed, are left out."""
-    # By its type alone: `isinstance` would ask objects of the user's for their `__class__`.
-    return [
-        each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module) and "_modules" in each.__dict__
-    ]

@@ -29,7 +29,7 @@ from torchmedic.records import Location
 from torchmedic.source.bindings import function_body
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.objects.graph import name_of
-from torchmedic.source.objects.parts import live_modules
+from torchmedic.source.objects.living import live_modules
 from torchmedic.source.syntax import calls_in
 from torchmedic.source.user_variables import user_trees
 

@@ -44,7 +44,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.because(f"it has shape {shape(tensor)} and was made by `{type(tensor.grad_fn).__name__}`")
     if attribute:
         draft.help(
-            f"keep it without its history: `self.{attribute} = ....detach()`, or copy the `state_dict()` instead"
+            f"keep it without its history: put `.detach()` of it into `self.{attribute}`, or copy the `state_dict()` "
+            "instead"
         )
     else:
         draft.help(f"put `.detach()` of it into the dict as {key!r}" if key else "copy `x.detach().clone()` instead")

@@ -119,7 +119,7 @@ def _not_a_tensor(evidence: RaisedEvidence, kind: type | None) -> Draft | None:
     seen = returns_in_replay(failure, functions_behind(failure))
     last = seen[-1] if seen else None
     bad = [value for value in gradients(last.value) if not _is_gradient(value)] if last is not None else []
-    what = type(bad[0]).__name__ if bad else "something that is no tensor"
+    what = type(bad[0]).__name__ if bad else "something that is not a tensor"
     name = last.kind.__name__ if last is not None else "a custom Function"
     draft = check.draft(evidence, "proven" if bad else "likely")
     draft.message = f"the backward of `{name}` returned {what}"

@@ -38,7 +38,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven" if tensor is not None and not tensor.is_leaf else "likely")
     draft.message = f"`requires_grad` of {name} was changed, which was computed from other tensors"
     draft.cause = "whether a computed tensor has a gradient follows from what it was computed from"
-    draft.at(*evidence.at_user_line("cause", f"{name} is no leaf"))
+    draft.at(*evidence.at_user_line("cause", f"{name} is not a leaf"))
     if tensor is not None:
         draft.at(made_here(evidence, tensor, "is computed"))
         draft.because(f"it was made by `{type(tensor.grad_fn).__name__}`" if tensor.grad_fn is not None else "")

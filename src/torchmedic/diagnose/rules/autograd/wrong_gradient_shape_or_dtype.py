@@ -62,7 +62,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         if found[4] is not None
         else f"the backward of `{kind.__name__}` returned a gradient that does not fit {name}: {shapes}"
     )
-    draft.cause = f"the gradient number {index} belongs to {name} and must have its shape, dtype and device"
+    draft.cause = f"gradient {index + 1} of the result belongs to {name} and must have its shape, dtype and device"
     if node is not None:
         draft.at(node_location("cause", node[0], _item(node[1], index) or node[1], f"the gradient of {name}"))
         draft.at(_computed(kind, *node, index))

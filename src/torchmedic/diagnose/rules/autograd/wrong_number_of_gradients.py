@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from torchmedic.diagnose.cures.edits import Candidate, rewritten
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.custom_functions import (
     Returned,
@@ -53,7 +54,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     listed = ", ".join(f"`{name}`" for name in names)
     draft = check.draft(evidence, "proven" if last is not None else "likely")
     draft.message = (
-        f"the backward of `{kind.__name__}` returned {got} gradients where its forward has {expected} inputs"
+        f"the backward of `{kind.__name__}` returned {count(got, 'gradient')} where its forward has "
+        f"{count(expected, 'input')}"
     )
     draft.cause = f"one gradient is needed per argument of `{kind.__name__}.apply`" + (f": {listed}" if names else "")
     if node is not None:
@@ -101,7 +103,8 @@ def _candidates(file: str, node: ast.Return, last: Returned, expected: int) -> I
 def _unknown(evidence: RaisedEvidence, failure: BackwardFailure, name: str, expected: int, got: int) -> Draft:
     kind = name.removesuffix("Backward")
     draft = check.draft(evidence, "likely")
-    draft.message = f"the backward of `{kind}` returned {got} gradients where its forward has {expected} inputs"
+    got_text, wanted = count(got, "gradient"), count(expected, "input")
+    draft.message = f"the backward of `{kind}` returned {got_text} where its forward has {wanted}"
     draft.cause = "one gradient is needed per argument of the forward"
     draft.mark(failure.caller, "cause", "noticed here")
     return draft.help(f"return {expected} values in the order of the arguments, `None` for those without a gradient")

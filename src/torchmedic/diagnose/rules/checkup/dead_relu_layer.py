@@ -72,7 +72,7 @@ def _diagnosis(evidence: CheckUp, seen: list[LossGraph], node: Node) -> Draft:
     is_relu = node.kind == "ReluBackward"
     steps = ", ".join(str(graph.step) for graph in seen)
     what = f"a {name} layer is {'dead' if is_relu else 'saturated'}"
-    so = f"so in each of the steps that were looked at: {steps}"
+    so = f"seen in each of the steps that were looked at: {steps}"
     thrown = blame_rate(check, evidence, seen[-1], node, what)
     if thrown is not None:
         return thrown.because(so).rated("warning")

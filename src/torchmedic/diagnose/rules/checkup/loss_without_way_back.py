@@ -63,7 +63,7 @@ def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Draft:
     elif ends is not None:
         ends = msgspec.structs.replace(ends, role="origin") if ends.line != found.line else None
     draft.at(found, ends, evidence.backward_call(graph, "surfaced", "ends at once"))
-    draft.because("the tensor that backward was called on has no grad_fn", "it is no parameter of any optimizer")
+    draft.because("the tensor that backward was called on has no `grad_fn`, and no optimizer holds it")
     if cut is not None and cut.name in CHOOSING:
         draft.help(f"compute the loss from the scores themselves: {made} has no gradient", safety="changes-training")
     elif forced:

@@ -7,7 +7,7 @@ Why: in the `key_padding_mask` of torch's attention, True hides a position. A ma
 `tokens != padding` or the `attention_mask` of a tokenizer, has the opposite meaning. Sequences without padding see
 nothing at all. No error is raised, and the loss may even fall a little.
 
-Cure: turn the mask round: `tokens == padding`, or `attention_mask == 0`.
+Cure: invert the mask: `tokens == padding`, or `attention_mask == 0`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check(evidence: CheckUp) -> Draft | None:
             draft.at(made, evidence.at("surfaced" if made else "cause", sites, "is given the mask"))
             draft.because(f"the mask was compared with the tokens of the batch of step {graph.step}")
             draft.help(
-                "turn the mask round: in `key_padding_mask`, True stands for a position that is hidden",
+                "invert the mask: in `key_padding_mask`, True stands for a position that is hidden",
                 safety="changes-training",
             )
             return draft.about(step=graph.step).rated("warning")

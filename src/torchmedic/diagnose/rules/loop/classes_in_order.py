@@ -31,5 +31,5 @@ def check(evidence: LoopEvidence, incident: ClassesInOrder) -> Draft | None:
     else:
         draft.at(evidence.at("cause", incident.cause, "what is trained on comes in the order of the dataset"))
     draft.because("the labels of the whole dataset never decrease")
-    draft.help("shuffle=True", safety="changes-training")
+    draft.help("shuffle the training data: `DataLoader(..., shuffle=True)`", safety="changes-training")
     return draft.rated("warning")

@@ -28,8 +28,10 @@ def check(evidence: LoopEvidence, incident: ClipBeforeUnscale) -> Draft | None:
         evidence.at("cause", incident.cause, "the gradients are scaled here", "clip_grad_norm_", "clip_grad_value_"),
         evidence.at("surfaced", incident.update, "divides them, after they were clipped", "step"),
     )
-    draft.because("so in every update that was seen; unscale_ was not called before clipping")
+    draft.because("seen in every update so far: `unscale_` was not called before clipping")
     name = evidence.optimizer_name(incident.update) or "optimizer"
     scaler = evidence.receiver(incident.update, "step") or "scaler"
     line = f"{scaler}.unscale_({name})"
-    return draft.help(f"call {line} before", patch=line_added_before(incident.cause, line), safety="changes-training")
+    return draft.help(
+        f"call `{line}` before it", patch=line_added_before(incident.cause, line), safety="changes-training"
+    )

@@ -63,7 +63,7 @@ def _optimizer(evidence: LoopEvidence, incident: FrozenOptimizer) -> Draft:
             f"the last {count(incident.updates, 'update')} of this optimizer had no gradient to apply",
             "no line of the script sets requires_grad to True",
         )
-        return draft.help("set requires_grad to True before these parameters are to learn", safety="changes-training")
+        return draft.help("set `requires_grad` to True before these parameters are to learn", safety="changes-training")
     draft.because(
         f"{count(incident.updates, 'update')} had no gradient to apply",
         f"the loss reaches {count(incident.reached, 'parameter')} that no optimizer has "

@@ -25,5 +25,5 @@ def check(evidence: LoopEvidence, incident: GradientsClearedBeforeStep) -> Draft
     draft.at(evidence.at("cause", incident.cause, "clears the gradients that backward has just computed", "zero_grad"))
     draft.at(evidence.at("surfaced", incident.backward, "the gradients come from here", "backward"))
     draft.at(evidence.at("surfaced", incident.update, "finds no gradient", "step"))
-    draft.because("so in every update that was seen, without exception")
-    return draft.help("move it before backward, or after step", safety="changes-training")
+    draft.because("seen in every update so far")
+    return draft.help("move it before `backward()`, or after `step()`", safety="changes-training")

@@ -33,6 +33,8 @@ def check(evidence: LoopEvidence, incident: GradientsClearedInsideAccumulation) 
     if ratio is not None:
         used, whole = ratio
         draft.because(f"norm of the gradients that were used: {used:.3g}; of all {total} micro-batches: {whole:.3g}")
-    draft.because(f"so in {incident.cycles} updates, without exception")
+    draft.because(f"seen in all of {incident.cycles} updates")
     name = evidence.optimizer_name(incident.update) or "optimizer"
-    return draft.help(f"move it behind {name}.step(), so that it is called once per update", safety="changes-training")
+    return draft.help(
+        f"move it behind `{name}.step()`, so that it is called once per update", safety="changes-training"
+    )

@@ -38,9 +38,9 @@ def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Draft | No
     )
     if incident.in_closure:
         added = line_added_before(incident.backward, f"{name}.zero_grad()")
-        return draft.help(f"clear them in the closure: {name}.zero_grad()", patch=added, safety="changes-training")
+        return draft.help(f"clear them in the closure: `{name}.zero_grad()`", patch=added, safety="changes-training")
     return draft.help(
-        f"clear them after the update: {name}.zero_grad()",
+        f"clear them after the update: `{name}.zero_grad()`",
         patch=line_added_after(incident.cause, f"{name}.zero_grad()"),
         safety="changes-training",
     )

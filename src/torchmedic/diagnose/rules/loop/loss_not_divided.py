@@ -27,8 +27,8 @@ def check(evidence: LoopEvidence, incident: LossNotDivided) -> Draft | None:
     )
     draft.at(evidence.at("cause", incident.cause, f"called {size} times per update, with a mean each time", "backward"))
     draft.at(evidence.at("surfaced", incident.update, f"as with {size} times the learning rate", "step"))
-    draft.because(f"so in {incident.cycles} updates, with {size} batches of one dataset each")
+    draft.because(f"seen in {incident.cycles} updates, with {size} batches of one dataset each")
     draft.because("nothing has divided the gradients before the update, and they were not clipped")
     name = evidence.receiver(incident.cause, "backward") or "loss"
-    draft.help(f"({name} / {size}).backward()", safety="changes-training")
+    draft.help(f"divide each loss: `({name} / {size}).backward()`", safety="changes-training")
     return draft.rated("warning")

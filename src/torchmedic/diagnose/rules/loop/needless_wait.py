@@ -50,7 +50,9 @@ def check(evidence: LoopEvidence, incident: NeedlessWait) -> Diagnosis | None:
 
 def _advised(draft: Draft, name: str, uploads: bool) -> Draft:
     if uploads:
-        return draft.help("pin_memory=True in the DataLoader, and .to(device, non_blocking=True)", safety="safe")
+        return draft.help(
+            "use `pin_memory=True` in the DataLoader, and `.to(device, non_blocking=True)`", safety="safe"
+        )
     if name == "synchronize":
         return draft.help("remove it: kernels of one stream run in order without it", safety="safe")
     if name in ("cpu", "numpy", "tolist"):

@@ -30,7 +30,7 @@ def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None
     if incident.is_named:
         draft.cause, label = "this line names `step` and does not call it", "the parentheses are missing"
     elif incident.is_skipped:
-        draft.cause, label = "`step()` stands behind a condition, and no update came of it", "no update follows"
+        draft.cause, label = "`step()` stands behind a condition, and was never reached", "no update follows"
     elif incident.steps_other:
         draft.cause, label = "another optimizer steps where the turn of this one is", "steps the other optimizer"
     watched = evidence.habits.optimizers.get(incident.optimizer)
@@ -42,8 +42,9 @@ def check(evidence: LoopEvidence, incident: OptimizerNeverSteps) -> Draft | None
         evidence.at("origin", watched.built if watched is not None else None, "this optimizer"),
     )
     draft.because(
-        f"{count(incident.backwards, 'backward')}, {incident.cleared} times the gradients were cleared, no update",
-        "the sampled weights were not written to by anybody else",
+        f"backward ran {count(incident.backwards, 'time')}, gradients were cleared {count(incident.cleared, 'time')}, "
+        "and there was no update",
+        "nothing else has written to the sampled weights",
     )
     if incident.is_skipped:
         draft.help(

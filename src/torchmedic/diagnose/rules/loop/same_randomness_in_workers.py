@@ -36,7 +36,9 @@ def check(evidence: LoopEvidence) -> Draft | None:
         evidence.at("surfaced", incident.data, f"{workers} workers read the samples"),
     )
     draft.because("no worker_init_fn is given, and __getitem__ does not seed it")
-    draft.help("draw from torch or numpy.random, which are seeded in every worker, or seed it in a worker_init_fn")
+    draft.help(
+        "draw from `torch` or `numpy.random`, which are seeded in every worker, or seed it in a `worker_init_fn`"
+    )
     return draft.rated("warning")
 
 

@@ -40,7 +40,7 @@ def check(evidence: LoopEvidence, incident: TrainingInEvalMode) -> Draft | None:
     )
     name = evidence.receiver(incident.cause, "eval") or "model"
     when = "when the validation is over" if incident.before else "before the first update"
-    return draft.help(f"call {name}.train() {when}", safety="changes-training")
+    return draft.help(f"call `{name}.train()` {when}", safety="changes-training")
 
 
 def _parts(names: list[str], what: str) -> str:

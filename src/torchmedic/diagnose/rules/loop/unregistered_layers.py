@@ -46,7 +46,7 @@ def check(evidence: LoopEvidence, incident: UnregisteredLayers) -> Draft | None:
     wrapper = {"dict": "nn.ModuleDict"}.get(kind, "nn.ModuleList")
     if not incident.holds_modules:
         wrapper = {"dict": "nn.ParameterDict"}.get(kind, "nn.ParameterList")
-    return draft.help(f"put them into {wrapper}(...)", safety="changes-training")
+    return draft.help(f"put them into `{wrapper}(...)`", safety="changes-training")
 
 
 def _plain(evidence: LoopEvidence, incident: UnregisteredLayers, draft: Draft, path: str) -> Draft:

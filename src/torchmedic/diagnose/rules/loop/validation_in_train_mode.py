@@ -33,5 +33,5 @@ def check(evidence: LoopEvidence, incident: ValidationInTrainMode) -> Draft | No
         )
     if dropouts:
         draft.because(f"{count(len(dropouts), 'layer')} of dropout: {listed([f'`{name}`' for name in dropouts], 3)}")
-    draft.help("call eval() on the model before the validation, and train() after it")
+    draft.help("call `eval()` on the model before the validation, and `train()` after it")
     return draft.rated("warning")

@@ -124,12 +124,12 @@ def edited(site: Site, part: ast.expr, text: str) -> str:
     return f"--- {name}\n+++ {name}\n@@ -{node.lineno} +{node.lineno} @@\n-{old}\n+{new}\n"
 
 
-def detached(part: ast.expr, *, scalar: bool) -> str:
-    """The source of a value without its graph."""
+def detached(part: ast.expr) -> str:
+    """The source of a value without its graph. Not `.item()`: code that reads the value may need a tensor."""
     text = ast.unparse(part)
     if not isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
         text = f"({text})"
-    return f"{text}.item()" if scalar else f"{text}.detach()"
+    return f"{text}.detach()"
 
 
 def was_warned(autopsy: Autopsy, filler: Filler, codes: tuple[str, ...]) -> bool:

@@ -7,7 +7,8 @@ variable takes longer with every step.
 Why: `total += loss` adds up tensors instead of numbers; a running mean of the loss (`ema = 0.9 * ema + 0.1 * loss`); a
 hidden state that is passed to the next step without `detach()`; `torch.cat([seen, out])` with outputs of the model.
 
-Cure: add up numbers (`total += loss.item()`), and detach a state that must be carried on: `h = h.detach()`.
+Cure: add up values without a graph (`total += loss.detach()`), and detach a state that must be carried on
+(`h = h.detach()`).
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ def check(evidence: LeakEvidence) -> Draft | None:
     draft.because(graph(evidence, f"`{name}`"), measured(evidence), end(evidence))
     put = giver or evidence.put
     added = _added(put.node) if giver is None else giver.value if isinstance(giver.value, ast.Name) else None
-    patch = edited(put, added, detached(added, scalar=giver is None)) if added else ""
+    patch = edited(put, added, detached(added)) if added else ""
     advice = f"cut the graph before the next step uses the tensor: `{name}.detach()`"
     if giver is not None:
         advice = "give it without its graph: `.detach()`"
     elif isinstance(put.node, ast.Call):
         advice = f"write to `{name}` under `torch.no_grad()`, or write values without a graph: `.detach()`"
-    draft.help("add its number" if patch and giver is None else advice, patch=patch)
+    draft.help("add it without its graph" if patch and giver is None else advice, patch=patch)
     return draft.rated("warning")
 
 

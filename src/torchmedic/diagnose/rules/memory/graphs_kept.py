@@ -66,11 +66,11 @@ def check(evidence: LeakEvidence) -> Draft | None:
     if evidence.goes_backward:
         draft.help(f"empty `{name}` as soon as the backward has used it")
     elif put is not None and put.value is not None and isinstance(put.value, ast.expr):
-        scalar = weight is not None and weight.is_scalar
-        what = "keep its number" if scalar else "keep it without its graph"
         single = weight is not None and not growth.held.via and _is_single(put, weight)
-        patch = edited(put, put.value, detached(put.value, scalar=scalar)) if single else ""
-        draft.help(what if patch else "keep `.item()` or `.detach()` of the tensors in it", patch=patch)
+        patch = edited(put, put.value, detached(put.value)) if single else ""
+        draft.help(
+            "keep it without its graph" if patch else "keep `.item()` or `.detach()` of the tensors in it", patch=patch
+        )
     else:
         draft.help(f"put `.item()` or `.detach()` of the tensors into `{name}`, or empty it regularly")
     return draft.rated("warning")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
+import tokenize
 from typing import Any
 
 import torch
@@ -61,7 +64,10 @@ def begin(
     birth = evidence.birth
     if spot is None and birth is not None and birth.spoiled is not None and evidence.scope is not None:
         later = evidence.scope.spot_of(birth.spoiled)
-        draft.mark(later, "surfaced", "the infinity becomes NaN here")
+        is_backward = birth.spoiled.is_backward
+        draft.mark(
+            later, "surfaced", f"the infinity becomes NaN {'in the backward of this' if is_backward else 'here'}"
+        )
     return draft
 
 
@@ -116,8 +122,16 @@ def noticed_at(evidence: NumbersEvidence) -> str:
     if at is None or evidence.complaint:
         return evidence.complaint
     place = f"{relative(at.file)}:{at.line}"
-    text = at.location("surfaced").code
+    text = _without_comment(at.location("surfaced").code)
     return f"noticed at `{text}`, {place}" if len(text) <= 60 else f"noticed at {place}"
+
+
+def _without_comment(code: str) -> str:
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if token.type == tokenize.COMMENT:
+                return code[: token.start[1]].rstrip()
+    return code
 
 
 def noticed(evidence: NumbersEvidence) -> str:

@@ -61,7 +61,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     ]
     draft.because(f"the largest weight is {number(max(weights))}" if weights else "")
     why = evidence.why_no_divergence or "no change that was tried turns the course of the loss"
-    draft.because(f"not proven: {why}")
+    draft.because(f"the updates could not be run again: {why}")
     if rates:
         draft.help(f"lower the learning rate (it is {rate}), or warm it up", safety="changes-training")
     elif not incident.optimizers:

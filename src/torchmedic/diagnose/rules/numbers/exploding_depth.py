@@ -46,7 +46,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.cause = f"every one of {len(found.weights)} layers multiplies its values by about {found.factor:.3g}"
     span = f"the values grow from {number(found.first)} to {number(found.last)} in {found.turns} layers"
     if found.is_by_weights:
-        draft.at(_made_at(evidence, found.weights[-1], span))
+        draft.at(_made_at(evidence, found.weights[-1], "the weights that multiply them come from here"))
     draft.at(found.spot.location("surfaced" if draft.has_place else "cause", span))
     if not found.is_by_weights:
         draft.because(f"`{found.kind}` makes the values larger, and not with weights")

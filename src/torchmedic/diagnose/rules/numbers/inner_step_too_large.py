@@ -50,17 +50,21 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         if loss is None or not is_ordinary or loss > without + (_BOUND - 1) * size:
             continue
         draft = check.draft(evidence, "likely" if evidence.faithful is False else "proven")
-        draft.message = f"the inner updates of the step are too large: they take the loss to {number(original)}"
+        draft.message = f"the inner updates of the step are too large: they take the loss to {_shown(original)}"
         draft.cause = (
-            f"without inner updates the loss is {number(without)}, as they are {number(original)}, "
-            f"with 1/{divisor} of their size {number(loss)}"
+            f"the loss is {_shown(original)} with these updates, {number(loss)} with 1/{divisor} of them, "
+            f"and {number(without)} without any"
         )
         draft.at(spot.location("cause", "tensors are moved along their own gradient here"))
-        result = f"the loss as it was: {number(original)}; with smaller inner updates: {number(loss)}"
+        result = f"the loss as it was: {_shown(original)}; with smaller inner updates: {number(loss)}"
         title = f"divide the step size of the inner updates by about {divisor}"
         draft.treat(Treatment(title=title, safety="changes-training", proven=True, result=result))
         return finish(draft, evidence)
     return None
+
+
+def _shown(loss: float) -> str:
+    return number(loss) if math.isfinite(loss) else "NaN" if math.isnan(loss) else "infinity"
 
 
 def _with_inner_updates(evidence: NumbersEvidence) -> tuple[Step, Spot] | None:

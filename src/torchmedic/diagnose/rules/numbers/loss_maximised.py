@@ -7,7 +7,7 @@ every update lowers it, and it is a negated error (`-mse`, a log-likelihood with
 Why: the sign of the loss, of one of its terms or of the update is wrong: a minus in front of a loss that is to become
 small, `maximize=True`, a learning rate that fell below 0, or a log-likelihood without its minus.
 
-Cure: turn the sign round.
+Cure: flip the sign.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course |
     if course is not None and shrinks:
         draft.treat(_cure(divergence, course, "term" if term is not None else "loss"))
     else:
-        other = "turn the sign of the loss round"
+        other = "flip the sign of the loss"
         bound = "bound the negative part from below, as a hinge with a margin does, or turn its sign round"
         draft.help(other if is_whole else bound, safety="changes-training")
     return finish(draft, evidence)
@@ -109,7 +109,7 @@ def _term_to_turn(divergence: Divergence) -> tuple[Term | None, Course | None]:
 
 def _cure(divergence: Divergence, course: Course, what: str = "loss") -> Treatment:
     what = what if divergence.optimizers else "update"
-    return cure(divergence, f"turn the sign of the {what} round", [("with the other sign", course)])
+    return cure(divergence, f"flip the sign of the {what}", [("with the other sign", course)])
 
 
 def _shrinks(divergence: Divergence, course: Course) -> bool:

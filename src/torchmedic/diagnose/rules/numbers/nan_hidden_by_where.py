@@ -28,6 +28,7 @@ from torchmedic.diagnose.cures.numbers import (
 )
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import begin, described, finish
+from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Op
@@ -62,7 +63,8 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     draft.mark(mask.spot, "surfaced", "discarded here, but the gradient still passes through")
     if argument is not None:
         draft.because(f"the argument of `{forward.kind}` is {described(argument)}")
-    draft.because(f"the gradient that arrives at `{forward.kind}` is exactly 0 in {int(hidden.sum().item())} place(s)")
+    places = count(int(hidden.sum().item()), "place")
+    draft.because(f"the gradient that arrives at `{forward.kind}` is exactly 0 in {places}")
     draft.treat(first_that_passes(evidence, _cures(evidence, forward, mask)))
     return finish(draft, evidence)
 

@@ -19,9 +19,10 @@ from typing import Any
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish, is_ordinary_rate
 from torchmedic.diagnose.words.format import listed
+from torchmedic.evidence.data_makers import made_at
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.evidence.step_data import Data, Placeholder, data_of, made_at
+from torchmedic.evidence.step_data import Data, Placeholder, data_of
 from torchmedic.replay.trajectory.change import Change
 
 

@@ -49,7 +49,9 @@ def _no_tensor(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
     draft.message = f"`{_name(evidence)}` needs {wanted}, and `{name}` is {'a list ' if parts is given else ''}{what}"
     draft.cause = "collectives exchange tensors, and write their result into them"
     draft.at(
-        *evidence.at_user_line("cause", f"`{name}` is no tensor" if wanted == "a tensor" else "no list of tensors")
+        *evidence.at_user_line(
+            "cause", f"`{name}` is not a tensor" if wanted == "a tensor" else "not a list of tensors"
+        )
     )
     if isinstance(wrong, int | float):
         return draft.help("pass a tensor, and read the result out of it: `t = torch.tensor(x)`, then `t.item()`")

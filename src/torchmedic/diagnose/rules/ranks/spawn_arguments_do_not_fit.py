@@ -3,7 +3,7 @@
 What: `mp.spawn(function, args=...)` calls `function(rank, *args)` in every process. This call fails before the first
 line of the function runs.
 
-Why: `args=(config)` is no tuple: the comma of `(config,)` is missing. Or the function has no parameter for the rank,
+Why: `args=(config)` is not a tuple: the comma of `(config,)` is missing. Or the function has no parameter for the rank,
 which comes first; or `args` has the rank once more, or more or fewer values than the function takes.
 
 Cure: pass a tuple, and let the first parameter of the function be the rank.
@@ -38,7 +38,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     if not hasattr(given, "__iter__"):
         draft.message = f"`{name}` cannot be started: `args` is a `{type(given).__name__}` and no tuple"
-        draft.cause = "one value in parentheses is no tuple without a comma"
+        draft.cause = "one value in parentheses is a tuple only with a comma after it"
         draft.help("write the comma of a tuple with one value: `args=(value,)`")
     elif not _fits(function, given):
         many = len(tuple(given))  # type: ignore[arg-type]

@@ -4,7 +4,8 @@ What: `cross_entropy` and `nll_loss` take class indices as int64, or one probabi
 `binary_cross_entropy` takes its target in the floating-point dtype of its input.
 
 Why: labels read as float or int32 (from a CSV file, from NumPy), one-hot labels made by `one_hot`, which are int64, or
-0/1 labels as int64 for a binary loss.
+0/1 labels as int64 for a binary loss. Scores of the shape of the labels (predicted classes, or a model with one output)
+also make the labels look like probabilities of the wrong dtype.
 
 Cure: use `target.long()` for class indices, `target.float()` for probabilities and binary labels.
 """
@@ -36,6 +37,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     wanted = _wanted(given)
     if wanted is None:
         return None
+    if given.loss in CLASSIFYING and wanted != "int64" and (given.input.dim() == 1 or given.input.shape[1] == 1):
+        return _without_classes(evidence, given)
     # Whole numbers are usual labels of two classes: a loss of the user's
     # own converts them, and not the dataset.
     at_call = given.loss in _BINARY and not evidence.is_in_library
@@ -73,6 +76,19 @@ def _diagnosis(evidence: RaisedEvidence, given: Given, wanted: str, places: tupl
     else:
         draft.help(f"convert the target: `target.{'long' if indices else 'to(input.dtype)'}{'()' if indices else ''}`")
     return draft
+
+
+def _without_classes(evidence: RaisedEvidence, given: Given) -> Draft:
+    """Scores of the shape of the labels: the target is then read as probabilities, and torch complains of its dtype."""
+    sizes = shape(given.input)
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{given.loss}` was given one score per sample, {sizes}, where it takes one per class"
+    draft.cause = f"the scores are {sizes} as the labels are: they have no dimension with several classes"
+    draft.at(*evidence.at_user_line("cause", f"scores {sizes}"))
+    draft.at(made_here(evidence, given.input, f"becomes {sizes}", whole=True))
+    draft.because("a target of the shape of the scores is read as one probability per class, which is floating point")
+    draft.help("pass one score per class: no `argmax` before the loss, and as many outputs as there are classes")
+    return draft.help("or, for two classes and one score, use `binary_cross_entropy_with_logits`")
 
 
 def _noticed_in_backward(evidence: RaisedEvidence) -> Draft | None:

@@ -23,7 +23,7 @@ from torchmedic.evidence.memory.accounting.saved_by_graph import (
 from torchmedic.evidence.memory.accounting.storages import Memory, distinct, live_tensors, memory_address, memory_of
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.graph import is_counted, is_leaf, name_of, node_of, walk
-from torchmedic.source.objects.parts import live_modules
+from torchmedic.source.objects.living import live_modules
 
 HEADINGS = (
     "parameters",

@@ -5,12 +5,13 @@ Nothing here asks a device for anything: sizes and identities are kept on the ho
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from torchmedic.source.objects.living import living
 
 
 class Memory(NamedTuple):
@@ -24,12 +25,7 @@ class Memory(NamedTuple):
 
 def live_tensors() -> list[torch.Tensor]:
     """Every tensor that Python knows of. What only C++ holds is found through the graph."""
-    # By its type alone: `isinstance` would ask objects of the user's for their `__class__`.
-    return [
-        value
-        for value in gc.get_objects()
-        if issubclass(type(value), torch.Tensor) and not issubclass(type(value), FakeTensor)
-    ]
+    return [each for each in living(torch.Tensor) if not issubclass(type(each), FakeTensor)]
 
 
 def memory_of(tensor: torch.Tensor) -> list[Memory]:
