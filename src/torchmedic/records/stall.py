@@ -9,6 +9,7 @@ from torchmedic.records.gpu import GpuHealth
 from torchmedic.records.host import HostPressure, PressureRates
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.process import ProcessView
+from torchmedic.records.report import Location
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +38,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     `pid` is that process; `processes` are it and its descendants. `still` is the number of seconds in which no step or
     phase has ended, `usual` the longest such time before, None in the first steps. `mute` are processes that
     listen and did not answer. `attached`: torchmedic did not start the run. `peers` are the other processes of the run.
-    `outsiders` are processes at the other ends of its pipes and sockets, `above` its ancestors.
+    `outsiders` are processes at the other ends of its pipes and sockets, `above` its ancestors. `raised` is where
+    processes that have ended raised their exceptions.
     """
 
     pid: int
@@ -57,6 +59,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     mute: tuple[int, ...] = ()
     outsiders: tuple[ProcessView, ...] = ()
     above: tuple[int, ...] = ()
+    raised: dict[int, Location] = {}
     peers: tuple[Peer, ...] = ()
 
     @property

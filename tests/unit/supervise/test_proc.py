@@ -421,3 +421,18 @@ def test_stat_of_a_process_with_an_odd_name(tmp_path: Path) -> None:
     assert view is not None
     assert (view.name, view.state, view.parent, view.open_to_us) == ("a) b ( c", "S", 1, False)
     assert view.cpu == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
+
+
+def test_a_process_that_nobody_has_asked_for_its_status_is_not_alive() -> None:
+    """Whoever waits for it would pass for a process that makes progress by its children."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(0.2)
+        os._exit(3)
+    try:
+        assert process.is_alive(pid)
+        assert awaited(lambda: process.stat_of(pid).state == "Z")
+        assert not process.is_alive(pid)
+    finally:
+        os.waitpid(pid, 0)
+    assert not process.is_alive(pid)

@@ -51,6 +51,12 @@ def stat_of(pid: int, *, proc: Path = PROC) -> Stat:
     return Stat(text(f"{proc}/{pid}/stat") or "")
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and has not ended; one that has ended exists until its parent asks for its status."""
+    stat = stat_of(pid)
+    return bool(stat) and stat.state not in "ZX"
+
+
 def status_words(path: str, name: str) -> list[str]:
     """The words of a field of `/proc/PID/status` or of a thread's `status`."""
     return (text(path) or "").partition(f"\n{name}:")[2].partition("\n")[0].split()

@@ -17,8 +17,10 @@ import msgspec
 
 from torchmedic.records.inside import InsideView, PyFrame, PyThread
 from torchmedic.records.process import ProcessView
+from torchmedic.records.report import Location
 from torchmedic.records.stall import Peer, Stall
 from torchmedic.runfolder import gpu, layout, questions
+from torchmedic.runfolder.files import read_diagnoses
 from torchmedic.source.user_code import is_user_file
 from torchmedic.supervise.boxes import read_box, recent_box_of
 from torchmedic.supervise.host import host_pressure
@@ -90,7 +92,14 @@ def examine(run: Path, progress: Progress, limit: float, rank: int) -> Iterator[
         peers=peers.seen(),
         outsiders=waits.at_other_ends(after),
         above=waits.above(progress.pid),
+        raised={view.pid: place for view in after if view.state in "ZX" and (place := _raised(run, rank, view.pid))},
     )
+
+
+def _raised(run: Path, rank: int, pid: int) -> Location | None:
+    """Where a child that has ended raised its exception, as it told itself."""
+    told = [each for each in read_diagnoses(run / f"rank{rank}.{pid}").values() if each.severity == "error"]
+    return told[-1].cause_location if told else None
 
 
 def _with_libraries(view: ProcessView) -> ProcessView:

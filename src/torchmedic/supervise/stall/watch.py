@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from torchmedic.supervise.boxes import box_path
 from torchmedic.supervise.folder_news import FolderNews
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.proc import tree
+from torchmedic.supervise.proc.process import is_alive
 from torchmedic.supervise.stall.examination import examine
 from torchmedic.supervise.stall.progress import Progress
 
@@ -122,7 +122,7 @@ class StallWatch:
             if progress.look() and case is not None:
                 self._go_on(case)
             left = progress.limit(self._wanted) - progress.still(time.time())
-            if progress.ended or not os.path.exists(f"/proc/{progress.pid}"):
+            if progress.ended or not is_alive(progress.pid):
                 self._cases.pop(progress.pid, None)
             elif left > 0 or self._is_examined(progress.pid):
                 moving.add(progress.pid)
