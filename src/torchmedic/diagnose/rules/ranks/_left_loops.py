@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 
-from torchmedic.detect.ranks.culprit import deciding_branch
+from torchmedic.detect.ranks.culprit import deciding_branch, leaving_before_own_call
 from torchmedic.diagnose.rules.ranks._side_by_side import is_by_rank
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, Difference, Job, RankState
+from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.line_relations import in_one_try
 
@@ -187,6 +187,8 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
     state = job.of(difference.culprits[0])
     if expected is None or state is None or not expected.frames:
         return None
+    for file, branch in leaving_before_own_call(expected):
+        return file, branch.line, branch.header
     skipped = _skipped(state, difference)
     by_values = difference.kind != "missing" and skipped is None
     if by_values and not _is_only_expected_chosen(job, difference):
@@ -219,17 +221,34 @@ def _is_only_expected_chosen(job: Job, difference: Difference) -> bool:
 
 
 def _continue(job: Job, difference: Difference) -> tuple[str, int, str] | None:
-    """A `continue` in front of the expected call, in a loop that the culprit has left: it may have used that once.
+    """An exit in front of the expected call, in a loop that the culprit has left: it may have used that once.
 
-    A test with `%` counts turns, which is the same on all ranks.
+    It is a `continue` in the loop, or a `return` of a function that the loop calls. A test with `%` counts turns, which
+    is the same on all ranks. An exit behind the forward was not used where each forward has its backward.
     """
     left = _left(job, difference)
     if left is None or difference.expected is None:
         return None
     file, loop = left
+    state = job.of(difference.culprits[0])
+    forward = _last_forward(state) if state is not None else {}
     for frame in difference.expected.frames:
+        is_around = frame.file == file and loop.line < frame.line <= loop.end
         for branch in exits_before(frame.file, frame.line):
-            inside = frame.file == file and loop.line < branch.line <= loop.end
-            if inside and branch.exit == "continue" and "%" not in branch.test:
-                return file, branch.line, branch.header
+            inside = is_around and loop.line < branch.line <= loop.end
+            leaves = branch.exit == "continue" if is_around else branch.exit == "return" and not branch.by_rank
+            is_passed = branch.line > forward.get((frame.file, frame.function), branch.line)
+            if (inside or not is_around) and leaves and not is_passed and "%" not in branch.test:
+                return frame.file, branch.line, branch.header
+        if is_around:
+            return None
     return None
+
+
+def _last_forward(state: RankState) -> dict[tuple[str, str], int]:
+    """The lines that led to the last forward of a rank, by file and function; empty if not each had a backward."""
+    calls = state.log.calls if state.log is not None else ()
+    forwards = [call for call in calls if call.op == FORWARD]
+    if not forwards or len(forwards) != sum(call.op == BACKWARD for call in calls):
+        return {}
+    return {(frame.file, frame.function): frame.line for frame in forwards[-1].frames}
