@@ -230,6 +230,23 @@ class WeightSample(msgspec.Struct, frozen=True, kw_only=True):
     exchanges: int = 0
 
 
+class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights of one optimizer, where a script has several.
+
+    `updating` is the line of its first update, `turns` its share of the first updates. `shapes` are those of a few
+    weights, `start` and `last` their sizes before its first update and at the last sample. `nbytes` is how large all
+    gradients are. `is_wrapped` is that some of the weights are in a DistributedDataParallel.
+    """
+
+    updating: StackFrame | None
+    shapes: tuple[tuple[int, ...], ...]
+    nbytes: int
+    is_wrapped: bool
+    start: tuple[float, ...]
+    last: tuple[float, ...] = ()
+    turns: int = 0
+
+
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank tells of its training, to be compared with the other ranks.
 
@@ -244,7 +261,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     is how many times the gradients are exchanged for one update, `nbytes` how large they are. `unawaited` is the line
     of an exchange of a gradient that was not complete when the weights were updated, `unsynced` are the lines of a
     forward under `no_sync` that was the last one before an update, innermost first. `device` identifies the GPU of the
-    weights, `devices` is how many GPUs the process can see.
+    weights, `devices` is how many GPUs the process can see. `models` are the weights by optimizer, where there are
+    several, as of the last sample in `weights`.
     """
 
     rank: int
@@ -274,6 +292,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     unsynced: tuple[StackFrame, ...] = ()
     device: str = ""
     devices: int = 0
+    models: tuple[TrainedModel, ...] = ()
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
