@@ -143,7 +143,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     `raised` is the time of an exception of its own, not of one that only tells of the loss of another rank. `seen` is
     the last place in its black box before the first such exception of the job. `handles` is the exception that it
     handled when it made its last call. `logged` is the line that logged the value which its last call exchanges. `left`
-    is where it left the job by itself.
+    is where it left the job by itself. `dealt` is the line that takes batches of a DistributedSampler, which deals out
+    equally many to all ranks.
     """
 
     rank: int
@@ -159,6 +160,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     handles: HandledException | None = None
     logged: StackFrame | None = None
     left: Leaving | None = None
+    dealt: StackFrame | None = None
 
 
 # extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.

@@ -95,7 +95,7 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
                 if not inside and (last or have_ended(job, difference)):
                     found.append((frame.file, loop))
         if found:
-            return _telling(found)
+            return _telling(found, job.of(difference.culprits[0]))
     return None
 
 
@@ -116,16 +116,18 @@ def _is_guarded_part(frame: StackFrame, loop: Loop, last: list[tuple[str, int]])
     return guarded and not loop.exits and (goes_on or frame.function == "forward")
 
 
-def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
+def _telling(loops: list[tuple[str, Loop]], state: RankState | None) -> tuple[str, Loop] | None:
     """The loop that can have fewer turns on one rank than on another, among the loops that a rank has left.
 
     That is one with a `break`, else one that begins at a number of its own, as after a checkpoint, else the innermost
     over something other than a fixed number, else the outermost. A loop over the parameters of a model has the same
-    turns on all ranks.
+    turns on all ranks, and one over the batches of a DistributedSampler should have.
     """
+    dealt = (state.dealt.file, state.dealt.line) if state is not None and state.dealt is not None else None
     loops = [each for each in loops if each[1].exits or not PARTS_OF_MODEL.search(each[1].header)]
     broken = [each for each in loops if each[1].exits]
     uneven = [each for each in loops if not _FIXED_NUMBER.search(each[1].header)]
+    uneven.sort(key=lambda each: (each[0], each[1].line) == dealt)
     begun = [each for each in loops if _OWN_START.search(each[1].header)]
     return next(iter([*broken, *begun, *uneven, *loops[-1:]]), None)
 
@@ -151,12 +153,17 @@ def passed_instead(job: Job, difference: Difference) -> tuple[str, Loop] | None:
 def loops_left(job: Job, difference: Difference, file: str, loop: Loop) -> list[Loop]:
     """The loop that was left, and the others around the expected call in its file, which may have had fewer turns.
 
-    Only the end of the process leaves all of them.
+    The end of the process leaves all of them. A call outside of a loop leaves this one, if its turns are not counted.
     """
     frames = difference.expected.frames if difference.expected is not None else ()
     around = [each for frame in frames if frame.file == file for each in loops_around(file, frame.line)]
     others = [each for each in around if each.line != loop.line and not PARTS_OF_MODEL.search(each.header)]
-    return [loop, *others] if have_ended(job, difference) else [loop]
+    if have_ended(job, difference):
+        return [loop, *others]
+    last = _last_line(job, difference)
+    uncounted = [each for each in others if last and not _FIXED_NUMBER.search(each.header)]
+    inside = [line for each, line in last if each == file]
+    return [loop, *(each for each in uncounted if not any(each.line <= line <= each.end for line in inside))]
 
 
 def have_ended(job: Job, difference: Difference) -> bool:
@@ -191,8 +198,9 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
         return file, branch.line, branch.header
     skipped = _skipped(state, difference)
     by_values = difference.kind != "missing" and skipped is None
-    if by_values and not _is_only_expected_chosen(job, difference):
-        return _continue(job, difference)
+    used = _continue(job, difference) if by_values else None
+    if used is not None or (by_values and not _is_only_expected_chosen(job, difference)):
+        return used
     common = {each for places in difference.call.path for each in places} if by_values and difference.call else set()
     for frame in itertools.takewhile(lambda frame: (frame.file, frame.line) not in common, expected.frames):
         exits, around = exits_before(frame.file, frame.line), branches_around(frame.file, frame.line)
@@ -238,6 +246,7 @@ def _continue(job: Job, difference: Difference) -> tuple[str, int, str] | None:
             inside = is_around and loop.line < branch.line <= loop.end
             leaves = branch.exit == "continue" if is_around else branch.exit == "return" and not branch.by_rank
             is_passed = branch.line > forward.get((frame.file, frame.function), branch.line)
+            is_passed = is_passed and not branch.test.startswith("except")  # an exception may come before the forward
             if (inside or not is_around) and leaves and not is_passed and "%" not in branch.test:
                 return frame.file, branch.line, branch.header
         if is_around:
