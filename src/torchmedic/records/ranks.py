@@ -143,7 +143,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     `raised` is the time of an exception of its own, not of one that only tells of the loss of another rank. `seen` is
     the last place in its black box before the first such exception of the job. `handles` is the exception that it
     handled when it made its last call. `logged` is the line that logged the value which its last call exchanges. `left`
-    is where it left the job by itself.
+    is where it left the job by itself. `dealt` is the line that takes batches of a DistributedSampler, which deals out
+    equally many to all ranks.
     """
 
     rank: int
@@ -159,6 +160,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     handles: HandledException | None = None
     logged: StackFrame | None = None
     left: Leaving | None = None
+    dealt: StackFrame | None = None
 
 
 # extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.
@@ -230,6 +232,23 @@ class WeightSample(msgspec.Struct, frozen=True, kw_only=True):
     exchanges: int = 0
 
 
+class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights of one optimizer, where a script has several.
+
+    `updating` is the line of its first update, `turns` its share of the first updates. `shapes` are those of a few
+    weights, `start` and `last` their sizes before its first update and at the last sample. `nbytes` is how large all
+    gradients are. `is_wrapped` is that some of the weights are in a DistributedDataParallel.
+    """
+
+    updating: StackFrame | None
+    shapes: tuple[tuple[int, ...], ...]
+    nbytes: int
+    is_wrapped: bool
+    start: tuple[float, ...]
+    last: tuple[float, ...] = ()
+    turns: int = 0
+
+
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank tells of its training, to be compared with the other ranks.
 
@@ -244,7 +263,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     is how many times the gradients are exchanged for one update, `nbytes` how large they are. `unawaited` is the line
     of an exchange of a gradient that was not complete when the weights were updated, `unsynced` are the lines of a
     forward under `no_sync` that was the last one before an update, innermost first. `device` identifies the GPU of the
-    weights, `devices` is how many GPUs the process can see.
+    weights, `devices` is how many GPUs the process can see. `models` are the weights by optimizer, where there are
+    several, as of the last sample in `weights`.
     """
 
     rank: int
@@ -274,6 +294,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     unsynced: tuple[StackFrame, ...] = ()
     device: str = ""
     devices: int = 0
+    models: tuple[TrainedModel, ...] = ()
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,17 +5,37 @@ from __future__ import annotations
 import ast
 
 from torchmedic.source.assignments import items_written
-from torchmedic.source.branches import Branch, branches_around, holds, nodes_around, spans
+from torchmedic.source.branches import Branch, branches_around, exits_before, holds, nodes_around, spans
 from torchmedic.source.syntax import blocks, callee, nodes_in, syntax_tree
 
 
 def is_on_both_sides(file: str, line: int, branch: Branch, name: str) -> bool:
     """Whether the function of a line calls `name` on the other side of a test about the rank, too."""
+    return bool(_lines_on_other_side(file, line, branch, name))
+
+
+def exits_before_other_side(file: str, line: int, name: str) -> list[Branch]:
+    """The exits after which some ranks do not come to their own call of `name`, while others make it at this line.
+
+    Such are the `return` between `if rank != 0: barrier()` and `if rank == 0: barrier()`, the nearest first.
+    """
+    passed = exits_before(file, line)
+    return [
+        each
+        for branch in branches_around(file, line)
+        if branch.by_rank
+        for other in _lines_on_other_side(file, line, branch, name)
+        for each in exits_before(file, other)
+        if each not in passed and not each.by_rank and each.exit != "raise"
+    ]
+
+
+def _lines_on_other_side(file: str, line: int, branch: Branch, name: str) -> list[int]:
     test, is_true = branch.side
     around = next(iter(nodes_around(file, line)), None)
     calls = (node for node in ast.walk(around) if isinstance(node, ast.Call)) if around is not None else ()
-    others = {call.lineno for call in calls if callee(call) == name and call.lineno != line}
-    return any(each.side == (test, not is_true) for other in others for each in branches_around(file, other))
+    others = sorted({call.lineno for call in calls if callee(call) == name and call.lineno != line})
+    return [other for other in others if any(each.side == (test, not is_true) for each in branches_around(file, other))]
 
 
 def follows_in_block(file: str, line: int, other: int) -> bool:

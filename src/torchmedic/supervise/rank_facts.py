@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
-
-import msgspec
 
 from torchmedic.detect.ranks.messages import is_misread
 from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.ranks import JobFacts, RankFacts
-from torchmedic.runfolder import events, files, layout, reading
+from torchmedic.runfolder import events, layout
 from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.folder_news import FolderNews
@@ -35,7 +32,7 @@ class RankComparison:
             self._folders = layout.process_folders(self._run)
         for folder in self._folders:
             if at_end or self._news.may_have_changed(folder):
-                found = _read(folder)
+                found = ranks.read_facts(folder)
                 if found is not None and found != self._facts.get(folder):
                     self._facts[folder] = found
                     changed = True
@@ -70,9 +67,3 @@ class RankComparison:
             if len(found) == len(self._facts) or time.monotonic() >= end:
                 return found
             time.sleep(0.05)
-
-
-def _read(folder: Path) -> RankFacts | None:
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return reading.decode(reading.read(folder / files.RANK_FACTS), RankFacts)
-    return None

@@ -24,6 +24,7 @@ from torchmedic.records.ranks import (
     HandledException,
     Job,
     Leaving,
+    RankFacts,
     RankLog,
     RankState,
 )
@@ -111,6 +112,7 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         handles=_handled(folder, log),
         logged=answer.logged if answer is not None else None,
         left=_left(folder),
+        dealt=_dealt(folder),
     )
 
 
@@ -144,6 +146,17 @@ def _handled(folder: Path, log: RankLog) -> HandledException | None:
 def _left(folder: Path) -> Leaving | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return reading.decode(reading.read(folder / files.LEAVING), Leaving)
+    return None
+
+
+def _dealt(folder: Path) -> StackFrame | None:
+    facts = read_facts(folder)
+    return facts.loading if facts is not None and facts.sampler == "DistributedSampler" else None
+
+
+def read_facts(folder: Path) -> RankFacts | None:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return reading.decode(reading.read(folder / files.RANK_FACTS), RankFacts)
     return None
 
 

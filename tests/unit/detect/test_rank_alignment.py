@@ -270,6 +270,18 @@ def test_a_loop_of_messages_with_one_turn_too_many(taken: int, sent: int, number
     assert (found[1] if found is not None else None) == number
 
 
+@pytest.mark.parametrize(("before", "usual"), [(5, 5), (4, 4), (0, 0)])
+def test_a_row_of_messages_of_a_stage_in_the_middle(before: int, usual: int) -> None:
+    """Rank 1 hands on what it gets from rank 0; the messages with rank 0 do not end the row of those with rank 2."""
+    turn = call("recv", 24, peer=0), call("send", 29, peer=2)
+    taken, returned = call("recv", 24, peer=1), call("send", 41, peer=1)
+    middle = log(1, *turn * before, call("recv", 38, peer=2), *turn * 5)
+    last = log(2, *[taken] * before, returned, *[taken] * 4, returned)
+    found = unequal_turns(middle, last, middle.calls[-1])
+    assert found is not None
+    assert (found.answer.site, found.number, found.usual) == (taken.site, 4, usual)
+
+
 def waiting(*ranks: RankState) -> Job:
     return Job(world_size=len(ranks), ranks=ranks)
 

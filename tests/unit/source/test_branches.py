@@ -20,6 +20,7 @@ from torchmedic.source.branches import (
 )
 from torchmedic.source.line_relations import (
     asks_for_gradient,
+    exits_before_other_side,
     follows_in_block,
     in_comprehension,
     in_one_try,
@@ -219,6 +220,25 @@ def test_how_lines_lie_to_each_other(tmp_path: Path) -> None:
     assert lines_that_set(name, "lr") == [15]
     assert reads_attribute(name, 15, "module")
     assert not reads_attribute(name, 14, "module")
+
+
+def test_an_exit_between_the_two_sides_of_a_test(tmp_path: Path) -> None:
+    file = tmp_path / "cached.py"
+    file.write_text(
+        "def load(rank):\n"
+        "    if not given:\n"
+        "        return None\n"
+        "    if rank != 0:\n"
+        "        barrier()\n"
+        "    if known:\n"
+        "        return cache\n"
+        "    if rank == 0:\n"
+        "        barrier()\n"
+    )
+    name = str(file)
+    assert [each.line for each in exits_before_other_side(name, 5, "barrier")] == [6]
+    assert exits_before_other_side(name, 9, "barrier") == []
+    assert exits_before_other_side(name, 5, "all_reduce") == []
 
 
 def test_lines_in_functions_that_other_lines_call(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, FoundBy, RankLog, RankState
 from torchmedic.source.branches import Branch, branches_around, exits_before, loops_around
-from torchmedic.source.line_relations import in_one_try, is_on_both_sides
+from torchmedic.source.line_relations import exits_before_other_side, in_one_try, is_on_both_sides
 
 _MIN_HABIT = 2  # forwards with a backward that make one without it an exception
 
@@ -35,6 +35,10 @@ def named(difference: Difference, states: Sequence[RankState]) -> Difference:
             call=difference.expected,
             expected=None,
         )
+    if difference.by == "nothing" and leaving_before_own_call(difference.call):
+        difference = _decided(difference, "branch", swapped=True)
+    if leaving_before_own_call(difference.expected):
+        return msgspec.structs.replace(difference, kind="missing")
     if difference.call is None or difference.expected is None:
         return difference
     if difference.by in ("nothing", "habit") and _may_be_left_by_rank(difference.call):
@@ -66,6 +70,13 @@ def is_left_by_exception(state: RankState, difference: Difference) -> bool:
         for left in state.handles.frames
         for frame in frames
     )
+
+
+def leaving_before_own_call(call: Collective | None) -> list[tuple[str, Branch]]:
+    """The exits, by file, that lead past the line at which the ranks on the other side of a test make such a call."""
+    frames = call.frames if call is not None else ()
+    op = call.op if call is not None else ""
+    return [(frame.file, each) for frame in frames for each in exits_before_other_side(frame.file, frame.line, op)]
 
 
 def _may_be_left_by_rank(call: Collective) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from torchmedic.detect.ranks.left_out_models import model_left_out
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
 from torchmedic.source.branches import nodes_around
@@ -32,6 +33,7 @@ Why = Literal[
     "rates",
     "no-exchange",
     "left-out",
+    "left-out-model",
     "one-rank",
 ]
 
@@ -56,7 +58,18 @@ class Drift(NamedTuple):
 
 
 def find_drift(job: JobFacts) -> Drift | None:
-    """The first weight that differs, if the ranks are to train one model together."""
+    """The first weight that differs, if the ranks are to train one model together; else one of a model left out."""
+    return _of_first_model(job) or _of_model_left_out(job)
+
+
+def _of_model_left_out(job: JobFacts) -> Drift | None:
+    found = model_left_out(job)
+    if found is None:
+        return None
+    return Drift("", found.shape, job.ranks[0].weights[-1].updates, found.sizes, "left-out-model", found.line)
+
+
+def _of_first_model(job: JobFacts) -> Drift | None:
     facts = job.ranks
     first = facts[0]
     idle = _idle(job)

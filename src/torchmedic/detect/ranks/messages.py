@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,17 +56,37 @@ def usual_answer(waiting: RankLog, partner: RankLog, call: Collective) -> Collec
     return earlier[-1] if earlier else None
 
 
-def unequal_turns(waiting: RankLog, partner: RankLog, call: Collective) -> tuple[Collective, int] | None:
-    """The line with which the partner answered a row of messages, and its number; the waiting rank has made one more.
+class Turns(NamedTuple):
+    """A row of messages that one rank made once more than the other, which answered `number` of them by `answer`.
 
-    A row is the calls of one line, one directly after the other. None if the row of the waiting rank is no longer.
+    `usual` is how many the other rank answered in each of its earlier rows; 0 if there is none, or they differ.
     """
-    own, theirs = ([each for each in reversed(log.calls) if each.op not in MARKS] for log in (waiting, partner))
+
+    answer: Collective
+    number: int
+    usual: int
+
+
+def unequal_turns(waiting: RankLog, partner: RankLog, call: Collective) -> Turns | None:
+    """The row of messages that ends with this call, which the partner has not answered; None if the row is no longer.
+
+    A row is the calls of one line, one directly after the other. Messages with third ranks may come in between.
+    """
+    own, theirs = _between(waiting, partner.rank), _between(partner, waiting.rank)
     other = "recv" if call.op == "send" else "send"
     answers = list(itertools.dropwhile(lambda each: (each.op, each.peer) != (other, waiting.rank), theirs))
     made = _length_of_row(own)
     answered = _length_of_row(answers)
-    return (answers[0], answered) if 1 <= answered == made - 1 else None
+    if not 1 <= answered == made - 1:
+        return None
+    rows = itertools.groupby(answers[answered:], lambda each: (each.op, each.site))
+    earlier = {len(list(row)) for key, row in rows if key == (answers[0].op, answers[0].site)}
+    return Turns(answers[0], answered, earlier.pop() if len(earlier) == 1 else 0)
+
+
+def _between(log: RankLog, partner: int) -> list[Collective]:
+    """The calls of a rank without its messages to and from third ranks, the latest first."""
+    return [each for each in reversed(log.calls) if each.op not in MARKS and each.peer in (None, partner)]
 
 
 def _length_of_row(calls: Sequence[Collective]) -> int:

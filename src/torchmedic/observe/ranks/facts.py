@@ -19,8 +19,9 @@ import torch
 
 from torchmedic.contained import contained
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
+from torchmedic.observe.ranks.models import Models
 from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
-from torchmedic.observe.ranks.samples import fingerprint_of, size_of
+from torchmedic.observe.ranks.samples import fingerprint_of, identity_of, line_of, size_of
 from torchmedic.observe.ranks.underway import Underway
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
@@ -66,6 +67,7 @@ class FactsOfRank:
         self._micro_steps = 0  # backwards of the update under way
         self._syncs: list[int] = []  # exchanges of the last updates
         self._underway = Underway()
+        self._models = Models()
         self._alone: tuple[StackFrame, ...] = ()  # the lines of the last forward, if it was under `no_sync`
 
     @property
@@ -83,17 +85,17 @@ class FactsOfRank:
         module, wrapper = frame.f_locals.get("module"), frame.f_locals.get("self")
         kind = torch.nn.parallel.DistributedDataParallel
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())  # each rank may train them by itself
-        known = module.named_parameters() if isinstance(module, torch.nn.Module) else ()
-        parameters = {name: each for name, each in known if name not in ignored}
+        known = dict(module.named_parameters()) if isinstance(module, torch.nn.Module) else {}
+        parameters = {name: each for name, each in known.items() if name not in ignored}
         if isinstance(wrapper, kind) and wrapper.process_group.size() == self._facts.world_size:  # all train one model
             self._change(
                 wrapper="DistributedDataParallel",
-                wrapped_at=_line(user_frame(frame)),
+                wrapped_at=line_of(user_frame(frame)),
                 parameters=(*self._facts.parameters, *parameters)[:_MAX_NAMES],
             )
             self._wrapper = weakref.ref(wrapper)
-        for name, parameter in parameters.items():
-            self._names[id(parameter)] = name
+        for name, parameter in known.items():
+            self._names[id(parameter)] = name if name in parameters else ""
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A DistributedDataParallel, the first argument, is called, and its backward will exchange gradients."""
@@ -108,7 +110,7 @@ class FactsOfRank:
     def forward_alone(self, frame: FrameType | None) -> None:
         """A DistributedDataParallel is called under `no_sync`: its backward exchanges nothing."""
         found: list[StackFrame] = []
-        while len(found) < MAX_USER_FRAMES and (line := _line(own := user_frame(frame))) is not None:
+        while len(found) < MAX_USER_FRAMES and (line := line_of(own := user_frame(frame))) is not None:
             found.append(line)
             frame = own.f_back if own is not None else None
         self._alone = tuple(found)
@@ -118,7 +120,7 @@ class FactsOfRank:
         """Without a loader, the inputs of the model are the batch: before the updates 8, 16, 32 and 64."""
         self._has_loader = False
         if self._fetched is None and len(self._facts.batches) < _MAX_BATCHES:
-            self._fetched = fingerprint_of(inputs), "", _line(user_frame(frame))
+            self._fetched = fingerprint_of(inputs), "", line_of(user_frame(frame))
 
     @contained("observe.rank_facts")
     def fetched(self, iterator: Any, batch: Any, frame: FrameType) -> None:
@@ -133,7 +135,7 @@ class FactsOfRank:
         self._has_loader = True
         if len(self._facts.batches) < _MAX_BATCHES:
             name = type(sampler).__name__ if sampler is not None else ""
-            self._fetched = fingerprint_of(batch), name, _line(user_frame(frame))
+            self._fetched = fingerprint_of(batch), name, line_of(user_frame(frame))
 
     @contained("observe.rank_facts")
     def exchanging(self, work: Any, tensors: Any) -> None:
@@ -144,7 +146,7 @@ class FactsOfRank:
     def scheduled(self, frame: FrameType) -> None:
         """A scheduler has set learning rates."""
         if self._facts.scheduling is None:
-            self._change(scheduling=_line(user_frame(frame)))
+            self._change(scheduling=line_of(user_frame(frame)))
 
     @contained("observe.rank_facts")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -158,6 +160,10 @@ class FactsOfRank:
         if not self._weights and not self.updates:
             self._choose(optimizer, frame)
             self._sample(0)
+        if self.begins:
+            self._models.begins(optimizer, frame, self._names)
+        else:
+            self._names.clear()
 
     @contained("observe.rank_facts")
     def stepped(self) -> None:
@@ -243,11 +249,10 @@ class FactsOfRank:
             shapes=tuple(tuple(tensor.shape) for tensor in chosen),
             nbytes=sum(tensor.numel() * tensor.element_size() for tensor in plain if tensor.requires_grad),
             calling=StackFrame(file=called[0], line=called[1], function="") if called[0] else None,
-            updating=_line(user_frame(frame)),
-            device=_identity(gpu) if gpu is not None else "",
+            updating=line_of(user_frame(frame)),
+            device=identity_of(gpu) if gpu is not None else "",
             devices=torch.cuda.device_count() if gpu is not None else 0,
         )
-        self._names.clear()
 
     def _added(self) -> dict[int, str]:
         """The names of parameters that a model got after it was wrapped, by identity."""
@@ -272,7 +277,7 @@ class FactsOfRank:
             else ()
         )
         sample = WeightSample(updates=updates, sizes=sizes, rates=rates, exchanges=self._exchanges)
-        self._change(weights=(*self._facts.weights, sample))
+        self._change(weights=(*self._facts.weights, sample), models=self._models.sampled())
 
     # The file
 
@@ -290,14 +295,3 @@ def _may_train_apart(module: Any) -> bool:
     """
     joined = getattr(module, "_join_config", None)
     return bool(getattr(module, "_comm_hooks", None)) or bool(getattr(joined, "enable", False))
-
-
-def _identity(device: torch.device) -> str:
-    properties = torch.cuda.get_device_properties(device)
-    return str(getattr(properties, "uuid", "") or f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')}:{device.index}")
-
-
-def _line(frame: FrameType | None) -> StackFrame | None:
-    if frame is None:
-        return None
-    return StackFrame(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)

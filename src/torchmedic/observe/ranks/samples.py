@@ -1,13 +1,16 @@
-"""Short values for batches and weights of one rank, to be compared with those of other ranks."""
+"""Short values for batches, weights, devices and lines of one rank, to be compared with those of other ranks."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from types import FrameType
 from typing import Any
 
 import torch
 
 from torchmedic.observe.step.tensors import tensors_in
+from torchmedic.records import StackFrame
 from torchmedic.source.objects.finite import has_values
 
 _MAX_TENSORS = 4  # of a batch
@@ -47,3 +50,14 @@ def size_of(tensor: torch.Tensor) -> float:
     flat = _flat(tensor)
     sample = flat[:: max(1, flat.numel() // _SAMPLED_WEIGHTS)][:_SAMPLED_WEIGHTS]
     return float(sample.abs().sum(dtype=torch.float64).item())
+
+
+def identity_of(device: torch.device) -> str:
+    properties = torch.cuda.get_device_properties(device)
+    return str(getattr(properties, "uuid", "") or f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')}:{device.index}")
+
+
+def line_of(frame: FrameType | None) -> StackFrame | None:
+    if frame is None:
+        return None
+    return StackFrame(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)

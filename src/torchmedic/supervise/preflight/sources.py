@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import tokenize
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from torchmedic.errors import UsageError
+from torchmedic.source.imports import imported_files
 from torchmedic.source.user_code import relative
 
 _MAX_FILES = 60
@@ -56,7 +56,7 @@ def read_script(script: Path) -> list[Source]:
     seen = {script.resolve()}
     folder = script.resolve().parent
     for source in found:  # the list grows in the loop
-        for path in _beside(source, folder):
+        for path in imported_files(source.tree, source.path.resolve(), folder):
             if path.resolve() not in seen and len(found) < _MAX_FILES:
                 seen.add(path.resolve())
                 try:
@@ -74,24 +74,3 @@ def _parsed(path: Path) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as for "\d" in a plain string
         return ast.parse(text)
-
-
-def _beside(source: Source, folder: Path) -> Iterator[Path]:
-    """Files of modules that a file imports from the script's folder or from its own package."""
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _files(folder, alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            base = folder if not node.level else source.path.resolve().parents[max(node.level - 1, 0)]
-            module = node.module or ""
-            yield from _files(base, module)
-            for alias in node.names:
-                yield from _files(base, f"{module}.{alias.name}" if module else alias.name)
-
-
-def _files(base: Path, module: str) -> Iterator[Path]:
-    path = base.joinpath(*module.split(".")) if module else base
-    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-        if module and candidate.is_file():
-            yield candidate

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 
-from torchmedic.detect.ranks.culprit import deciding_branch
+from torchmedic.detect.ranks.culprit import deciding_branch, leaving_before_own_call
 from torchmedic.diagnose.rules.ranks._side_by_side import is_by_rank
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, Difference, Job, RankState
+from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, Job, RankState
 from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.line_relations import in_one_try
 
@@ -95,7 +95,7 @@ def _left(job: Job, difference: Difference) -> tuple[str, Loop] | None:
                 if not inside and (last or have_ended(job, difference)):
                     found.append((frame.file, loop))
         if found:
-            return _telling(found)
+            return _telling(found, job.of(difference.culprits[0]))
     return None
 
 
@@ -116,16 +116,18 @@ def _is_guarded_part(frame: StackFrame, loop: Loop, last: list[tuple[str, int]])
     return guarded and not loop.exits and (goes_on or frame.function == "forward")
 
 
-def _telling(loops: list[tuple[str, Loop]]) -> tuple[str, Loop] | None:
+def _telling(loops: list[tuple[str, Loop]], state: RankState | None) -> tuple[str, Loop] | None:
     """The loop that can have fewer turns on one rank than on another, among the loops that a rank has left.
 
     That is one with a `break`, else one that begins at a number of its own, as after a checkpoint, else the innermost
     over something other than a fixed number, else the outermost. A loop over the parameters of a model has the same
-    turns on all ranks.
+    turns on all ranks, and one over the batches of a DistributedSampler should have.
     """
+    dealt = (state.dealt.file, state.dealt.line) if state is not None and state.dealt is not None else None
     loops = [each for each in loops if each[1].exits or not PARTS_OF_MODEL.search(each[1].header)]
     broken = [each for each in loops if each[1].exits]
     uneven = [each for each in loops if not _FIXED_NUMBER.search(each[1].header)]
+    uneven.sort(key=lambda each: (each[0], each[1].line) == dealt)
     begun = [each for each in loops if _OWN_START.search(each[1].header)]
     return next(iter([*broken, *begun, *uneven, *loops[-1:]]), None)
 
@@ -151,12 +153,17 @@ def passed_instead(job: Job, difference: Difference) -> tuple[str, Loop] | None:
 def loops_left(job: Job, difference: Difference, file: str, loop: Loop) -> list[Loop]:
     """The loop that was left, and the others around the expected call in its file, which may have had fewer turns.
 
-    Only the end of the process leaves all of them.
+    The end of the process leaves all of them. A call outside of a loop leaves this one, if its turns are not counted.
     """
     frames = difference.expected.frames if difference.expected is not None else ()
     around = [each for frame in frames if frame.file == file for each in loops_around(file, frame.line)]
     others = [each for each in around if each.line != loop.line and not PARTS_OF_MODEL.search(each.header)]
-    return [loop, *others] if have_ended(job, difference) else [loop]
+    if have_ended(job, difference):
+        return [loop, *others]
+    last = _last_line(job, difference)
+    uncounted = [each for each in others if last and not _FIXED_NUMBER.search(each.header)]
+    inside = [line for each, line in last if each == file]
+    return [loop, *(each for each in uncounted if not any(each.line <= line <= each.end for line in inside))]
 
 
 def have_ended(job: Job, difference: Difference) -> bool:
@@ -187,10 +194,13 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
     state = job.of(difference.culprits[0])
     if expected is None or state is None or not expected.frames:
         return None
+    for file, branch in leaving_before_own_call(expected):
+        return file, branch.line, branch.header
     skipped = _skipped(state, difference)
     by_values = difference.kind != "missing" and skipped is None
-    if by_values and not _is_only_expected_chosen(job, difference):
-        return _continue(job, difference)
+    used = _continue(job, difference) if by_values else None
+    if used is not None or (by_values and not _is_only_expected_chosen(job, difference)):
+        return used
     common = {each for places in difference.call.path for each in places} if by_values and difference.call else set()
     for frame in itertools.takewhile(lambda frame: (frame.file, frame.line) not in common, expected.frames):
         exits, around = exits_before(frame.file, frame.line), branches_around(frame.file, frame.line)
@@ -219,17 +229,35 @@ def _is_only_expected_chosen(job: Job, difference: Difference) -> bool:
 
 
 def _continue(job: Job, difference: Difference) -> tuple[str, int, str] | None:
-    """A `continue` in front of the expected call, in a loop that the culprit has left: it may have used that once.
+    """An exit in front of the expected call, in a loop that the culprit has left: it may have used that once.
 
-    A test with `%` counts turns, which is the same on all ranks.
+    It is a `continue` in the loop, or a `return` of a function that the loop calls. A test with `%` counts turns, which
+    is the same on all ranks. An exit behind the forward was not used where each forward has its backward.
     """
     left = _left(job, difference)
     if left is None or difference.expected is None:
         return None
     file, loop = left
+    state = job.of(difference.culprits[0])
+    forward = _last_forward(state) if state is not None else {}
     for frame in difference.expected.frames:
+        is_around = frame.file == file and loop.line < frame.line <= loop.end
         for branch in exits_before(frame.file, frame.line):
-            inside = frame.file == file and loop.line < branch.line <= loop.end
-            if inside and branch.exit == "continue" and "%" not in branch.test:
-                return file, branch.line, branch.header
+            inside = is_around and loop.line < branch.line <= loop.end
+            leaves = branch.exit == "continue" if is_around else branch.exit == "return" and not branch.by_rank
+            is_passed = branch.line > forward.get((frame.file, frame.function), branch.line)
+            is_passed = is_passed and not branch.test.startswith("except")  # an exception may come before the forward
+            if (inside or not is_around) and leaves and not is_passed and "%" not in branch.test:
+                return frame.file, branch.line, branch.header
+        if is_around:
+            return None
     return None
+
+
+def _last_forward(state: RankState) -> dict[tuple[str, str], int]:
+    """The lines that led to the last forward of a rank, by file and function; empty if not each had a backward."""
+    calls = state.log.calls if state.log is not None else ()
+    forwards = [call for call in calls if call.op == FORWARD]
+    if not forwards or len(forwards) != sum(call.op == BACKWARD for call in calls):
+        return {}
+    return {(frame.file, frame.function): frame.line for frame in forwards[-1].frames}

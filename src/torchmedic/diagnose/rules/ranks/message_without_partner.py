@@ -112,34 +112,45 @@ def _without_such_rank(job: Job, rank: int, call: Collective) -> Draft:
 
 
 def _uneven(job: Job, rank: int, peer: int) -> Draft | None:
-    """Two ranks wait for each other after a loop of messages that has more turns on `rank` than on `peer`."""
+    """Two ranks wait for each other after a loop of messages that has more turns on `rank` than on `peer`.
+
+    Where the loop of `peer` had as many turns as that of `rank` before, `peer` is the one that left its loop too early.
+    """
     wait, other = dict(job.unmatched).get(rank), dict(job.unmatched).get(peer)
-    if wait is None or other is None or (wait.op, wait.peer, other.peer) != (other.op, peer, rank) or not wait.frames:
+    if wait is None or other is None or (wait.op, wait.peer, other.peer) != (other.op, peer, rank):
         return None
     logs = [state.log for state in map(job.of, (rank, peer)) if state is not None and state.log is not None]
     turns = unequal_turns(logs[0], logs[1], wait)
-    loop = next(iter(loops_around(wait.frames[0].file, wait.frames[0].line)), None)
-    if turns is None or loop is None or not _is_past_loop(other, turns[0]):
+    own, theirs = _loop_around(wait), _loop_around(turns.answer) if turns is not None else None
+    if turns is None or own is None or theirs is None or _is_in(other, *theirs):
         return None
-    answer, number = turns
-    draft = check.draft(job, "proven").about(rank)
+    number, answer = turns.number, turns.answer.op
+    is_early = turns.usual > number
+    draft = check.draft(job, "proven").about(peer if is_early else rank)
     draft.message = (
-        f"rank {rank} waits in `{wait.op}` for message {number + 1} of a loop, and rank {peer} made {number}"
+        f"rank {peer} left a loop after {number} turns, and rank {rank} waits in `{wait.op}` for one more"
+        if is_early
+        else f"rank {rank} waits in `{wait.op}` for message {number + 1} of a loop, and rank {peer} made {number}"
     )
-    draft.cause = f"the loops around `{wait.op}` and `{answer.op}` have different numbers of turns"
-    draft.at(line_location("cause", wait.frames[0].file, loop.line, f"rank {rank}: {number + 1} turns or more"))
+    draft.cause = f"the loops around `{wait.op}` and `{answer}` have different numbers of turns"
+    file, loop = theirs if is_early else own
+    label = f"rank {peer}: {number} turns, and {turns.usual} before" if is_early else ""
+    draft.at(line_location("cause", file, loop.line, label or f"rank {rank}: {number + 1} turns or more"))
     draft.at(at_call(wait, "surfaced", f"rank {rank} waits here"))
-    draft.at(at_call(answer, "origin", f"rank {peer} made `{answer.op}` {number} times, then went on"))
+    draft.at(at_call(turns.answer, "origin", f"rank {peer} made `{answer}` {number} times, then went on"))
     draft.because(f"rank {rank}: {place(wait)} {words(wait, contents=True)}")
     draft.because(f"rank {peer}: {place(other)} {words(other, contents=True)}")
     return draft.help("give both loops the same number of turns, derived from one value")
 
 
-def _is_past_loop(call: Collective, earlier: Collective) -> bool:
-    """Whether a rank has left the innermost loop around an earlier call."""
-    if not earlier.frames or not (loops := loops_around(earlier.frames[0].file, earlier.frames[0].line)):
-        return False
-    return not any(file == earlier.frames[0].file and loops[0].line <= line <= loops[0].end for file, line in call.site)
+def _loop_around(call: Collective) -> tuple[str, Loop] | None:
+    """The innermost loop around a call, in its function or in one that calls it; with its file."""
+    loops = ((frame.file, loop) for frame in call.frames for loop in loops_around(frame.file, frame.line))
+    return next(loops, None)
+
+
+def _is_in(call: Collective, file: str, loop: Loop) -> bool:
+    return any(each == file and loop.line <= line <= loop.end for each, line in call.site)
 
 
 def _first(job: Job) -> tuple[int, Collective]:

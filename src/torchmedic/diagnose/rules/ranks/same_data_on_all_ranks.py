@@ -17,11 +17,12 @@ from __future__ import annotations
 import ast
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.ranks._loader_lines import loader_made_at
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import JobFacts, RankFacts
 from torchmedic.source.assignments import names_read, names_written
-from torchmedic.source.syntax import callee, calls_in, has_line, last_name, nodes_in, syntax_tree
+from torchmedic.source.syntax import nodes_in, syntax_tree
 
 _MIN_BATCHES = 4  # that must be equal
 _OF_STREAM = "_InfiniteConstantSampler"  # what a loader has for an IterableDataset, which takes no sampler
@@ -41,9 +42,9 @@ def check(job: JobFacts) -> Draft | None:
     draft.cause = f"{len(first.batches)} batches of {who} were compared and are equal, so their gradients are too"
     line = first.loading
     if line is not None:
-        made = (_loader_made_at if first.sampler else _made_at)(line.file, line.line)
-        draft.at(line_location("cause", line.file, made, "the same batches on all these ranks"))
-        if first.sampler and made != line.line:
+        file, made = loader_made_at(first, line) if first.sampler else (line.file, _made_at(line.file, line.line))
+        draft.at(line_location("cause", file, made, "the same batches on all these ranks"))
+        if first.sampler and (file, made) != (line.file, line.line):
             draft.at(line_location("surfaced", line.file, line.line, "the batches are taken here"))
     is_stream = first.sampler == _OF_STREAM
     draft.because("drawn from an IterableDataset" if is_stream else f"drawn by `{first.sampler}`" * bool(first.sampler))
@@ -57,18 +58,6 @@ def check(job: JobFacts) -> Draft | None:
         else "draw other batches on each rank: seed the generator with `seed + rank`, or take every n-th item"
     )
     return draft.rated("warning")
-
-
-def _loader_made_at(file: str, line: int) -> int:
-    """The line that makes the loader whose batches a line takes; the line itself where that is open."""
-    tree = syntax_tree(file)
-    calls = [each for each in calls_in(tree) if callee(each).endswith("DataLoader")]
-    if len(calls) > 1:
-        taken = {last_name(each) for each in nodes_in(tree) if getattr(each, "lineno", 0) == line} - {""}
-        bound = [each for each in nodes_in(tree) if isinstance(each, ast.Assign)]
-        named = [each for each in bound if taken & set(map(last_name, each.targets))]
-        calls = [call for call in calls if any(has_line(each, call.lineno) for each in named)]
-    return calls[0].lineno if len(calls) == 1 else line
 
 
 def _made_at(file: str, line: int) -> int:

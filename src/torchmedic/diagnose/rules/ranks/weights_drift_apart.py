@@ -4,7 +4,8 @@ What: after the same number of updates, a weight has different values on differe
 train one model together. What rank 0 saves is one of several models, each trained on a part of the data.
 
 Why: the gradients are not averaged: the `module` inside of DistributedDataParallel is called and not the wrapper, or a
-loop that averages by hand leaves out a step. Or a layer was added after the model was wrapped. Or the ranks began with
+loop that averages by hand leaves out a step. Or one of several models, such as a discriminator or a critic, is neither
+wrapped nor averaged. Or a layer was added after the model was wrapped. Or the ranks began with
 different weights, which averaging keeps apart: a model that was built without a common seed and not broadcast. Or one
 rank changed its weights by itself. Or the ranks update with different learning rates: a scheduler that each rank steps
 with a loss of its own. Or one rank leaves out updates, by a test of its own loss, or all updates, by `if rank == 0:`.
@@ -48,6 +49,7 @@ _CAUSES = {
     "skipped": "they were equal at first, and one rank has left out updates that another rank made",
     "rates": "they were equal at first, all ranks got the same gradients, and the learning rates differ",
     "left-out": "its gradient is not exchanged between the ranks, and the gradients of other weights are",
+    "left-out-model": "its model began equal on all ranks, and its gradients are not exchanged; those of another are",
     "one-rank": "they were equal at first, and `reduce` gives the sum of the gradients to one rank only",
     "no-exchange": "they were equal at first, and no gradient was exchanged between the ranks",
 }
@@ -61,9 +63,11 @@ _CURES = {
     "skipped": "decide together whether to update: `all_reduce` what the decision depends on",
     "rates": "let all ranks use the same learning rate: `all_reduce` the loss that a scheduler gets",
     "left-out": "`all_reduce` the gradient of every weight, or wrap the model in DistributedDataParallel",
+    "left-out-model": "wrap this model in DistributedDataParallel too, or `all_reduce` its gradients",
     "one-rank": "use `all_reduce` in place of `reduce`: every rank needs the sum",
     "no-exchange": "wrap the model in DistributedDataParallel, or let the library prepare the model too",
 }
+_NOT_CERTAIN = ("no-exchange", "left-out", "left-out-model", "added")
 
 
 @rule("TM714", "weights-drift-apart")
@@ -74,7 +78,7 @@ def check(job: JobFacts) -> Draft | None:
     name = f"`{drift.name}`" if drift.name else f"a weight of shape {list(drift.shape)}"
     changing = _changing(drift)
     by_text = changing is not None and drift.why == "changed"
-    draft = check.draft(job, "likely" if drift.why in ("no-exchange", "left-out", "added") or by_text else "proven")
+    draft = check.draft(job, "likely" if drift.why in _NOT_CERTAIN or by_text else "proven")
     draft.message = f"{name} has different values on different ranks after {drift.updates} updates"
     if drift.why == "idle":
         idle, busy = ([rank for rank, number in drift.exchanges if bool(number) is made] for made in (False, True))
