@@ -71,9 +71,7 @@ def _sampled(evidence: CheckUp, graph: LossGraph) -> Draft | None:
     drawn = [cut for cut in drawn if cut.sites and not cut.is_scored and cut.behind & wanted]
     births = [node.birth for node in graph.nodes if node.missing and node.birth is not None and graph.has_weight(node)]
     for cut, birth in itertools.product(drawn, births):
-        call = expression_at(spot_of(birth.sites[0])) if birth.sites else None
-        flow = parts_behind((call,)) if call is not None else []
-        if any(part.covers(spot_of(site)) for part in flow for site in cut.sites):
+        if _is_computed_from(birth.sites, cut):
             draft = check.draft(evidence, "likely")
             draft.message = "the layers that compute a distribution learn nothing from what its sample is used for"
             draft.cause = "`sample()` drops the graph; only another term of the loss reaches these layers"
@@ -84,6 +82,15 @@ def _sampled(evidence: CheckUp, graph: LossGraph) -> Draft | None:
             draft.help("write `rsample()`", safety="changes-training")
             return draft.about(step=graph.step).rated("warning")
     return None
+
+
+def _is_computed_from(sites: tuple[Site, ...], cut: Cut) -> bool:
+    """Whether a call, or a call around it, is given what a cut left. A call that holds both lines says nothing."""
+    wanted = [spot_of(site) for site in cut.sites if site not in sites[1:]]
+    calls = [expression_at(spot_of(site)) for site in sites]
+    return any(
+        part.covers(spot) for call in calls if call is not None for part in parts_behind((call,)) for spot in wanted
+    )
 
 
 def _drawn(evidence: CheckUp, graph: LossGraph) -> Draft | None:
