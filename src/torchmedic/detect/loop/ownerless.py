@@ -41,7 +41,10 @@ from torchmedic.source.user_variables import looks_at_locals
 _MIN_UPDATES = 12  # that left the layer as it was
 _MIN_TURNS = 8  # of two optimizers with the same parameters
 _MIN_LISTED_MODULES = 2  # that an optimizer was given one by one
-_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_KINDS = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
 _OPTIMIZERS = frozenset(
     name
     for name, kind in vars(torch.optim).items()
@@ -88,8 +91,6 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
         found = _between(held, candidates, owned) or _beside(held, candidates, owned)
         found = found or _alone(held, candidates, owned)
         found = found or _decoders(held, candidates, owned)
-        if not found:
-            found, sign, signed = _treated_as_trained(held, candidates, owned)
     twin = None
     if not found and (pair := _with_equal_parameters(stepping, steps)) is not None:
         parts = [_Held(part, name, each.file) for each in held for name, part in each.module.named_children()]
@@ -99,7 +100,10 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
         user = next((event.who for event in steps if event.step >= reached), 0)
         graded = {event.who for event in steps if event.fact.has_gradient}
         user = next((watched.number for watched in pair if watched.number not in graded), user)  # steps in vain
-        built, twin = pair if pair[0].number == user else pair[::-1]
+        if found:
+            built, twin = pair if pair[0].number == user else pair[::-1]
+    if not found and all(event.fact.has_gradient for event in steps[-4:]):
+        found, sign, signed = _treated_as_trained(held, candidates, owned)
     lost = [candidates[id(layer.weight)] for layer in found.values()]
     if not found or any(each.is_written() for each in lost):
         return

@@ -27,6 +27,8 @@ from torchmedic.source.user_code import is_user_file
 
 _METHODS = ("detach", "detach_", "numpy", "tolist", "argmax", "item", "__float__")
 _MAKERS = ("tensor", "as_tensor")
+COMPARING = ("__gt__", "__ge__", "__lt__", "__le__")
+SELECTING = (*COMPARING, "topk", "sort", "argsort", "argmin", "multinomial", "bernoulli")  # positions, or 0 and 1
 _CALL_MODULE = torch.nn.Module._call_impl.__code__
 _HOOK = -7002  # keys of torch's own count up from 0
 _MAX_NODES = 20_000  # of one graph
@@ -91,6 +93,11 @@ class GraphCuts:
         put = self._patches.put
         for name in _METHODS:
             put(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
+        if parameters is not None:
+            for name in SELECTING:
+                put(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
+            for name in (*SELECTING[len(COMPARING) :], "argmax"):
+                put(torch, name, self._noting(name, getattr(torch, name)))
         for name in _MAKERS:
             put(torch, name, self._making(f"torch.{name}", getattr(torch, name)))
         made = self._making("nn.Parameter", torch.nn.Parameter.__new__, 1)

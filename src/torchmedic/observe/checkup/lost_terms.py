@@ -20,20 +20,19 @@ from torch.nn import functional
 
 from torchmedic.contained import contained
 from torchmedic.observe.checkup.callers import from_line_of, sites_of
-from torchmedic.observe.checkup.graph_cuts import Cut, GraphCuts
+from torchmedic.observe.checkup.graph_cuts import COMPARING, Cut, GraphCuts
 from torchmedic.observe.checkup.node_births import LOSSES, Site
 from torchmedic.source.user_code import is_user_file
 
 _LEFT = ("__add__", "__sub__", "__iadd__", "__isub__")  # the tensor stands on the left of the operator
 _RIGHT = ("__radd__", "__rsub__")
-_COMPARING = ("__gt__", "__ge__", "__lt__", "__le__")
-CHOOSING = (*_COMPARING, "long", "int", "bool", "argsort", "argmax")  # their results have no graph
+CHOOSING = (*COMPARING, "long", "int", "bool", "argsort", "argmax")  # their results have no graph
 HOW = {  # what drops a graph, in words
     "autograd.grad": "`autograd.grad` without `create_graph=True`",
     "data": "`.data`",
     "__float__": "`float()`",
     "no_grad": "`no_grad`",
-    **dict.fromkeys(_COMPARING, "a comparison"),
+    **dict.fromkeys(COMPARING, "a comparison"),
 }
 _MAX_SUMS = 200
 _MAX_CALLS = 2000

@@ -28,7 +28,11 @@ class PolicyTerm(NamedTuple):
 
 
 def are_remarkable(graph: LossGraph) -> bool:
-    return bool(added_entropies(graph)) or any(advantages_with_graph(graph)) or any(probabilities_as_logits(graph))
+    return (
+        bool(added_entropies(graph) or added_surrogates(graph))
+        or any(advantages_with_graph(graph))
+        or any(probabilities_as_logits(graph))
+    )
 
 
 def probabilities_as_logits(graph: LossGraph) -> Iterator[tuple[Node, Node]]:
@@ -82,6 +86,21 @@ def added_entropies(graph: LossGraph) -> list[Node]:
             scored += [each for each, turned in _signed(graph, sides) if each.made_by == "log_prob" and turned < 0]
     of_policy = set[int]().union(*(_computed(graph, each) for each in scored)) if added else set()
     return [node for node in added if not of_policy.isdisjoint(_computed(graph, node))]
+
+
+def added_surrogates(graph: LossGraph) -> list[Node]:
+    """The smaller of two products of a policy ratio with an advantage, where the loss adds it.
+
+    The smaller one is a lower bound, as of PPO, and only makes sense for what is made large. A bound for what is made
+    small takes the larger of two negated products.
+    """
+    products = {term.product.number for term in policy_terms(graph)}
+    roots = [(root.node, 1) for root in graph.roots if root.node is not None and root.size == 1]
+    return [
+        node
+        for node, sign in _signed(graph, roots)
+        if sign > 0 and node.kind == "MinimumBackward" and len(node.behind) == 2 and products.issuperset(node.behind)
+    ]
 
 
 def _computed(graph: LossGraph, node: Node) -> set[int]:

@@ -7,6 +7,7 @@ from torchmedic.observe.checkup.graph_facts import activation_of, is_stretched, 
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.padded_ends import padded_ends
 from torchmedic.observe.checkup.policy_terms import are_remarkable
+from torchmedic.observe.checkup.row_tables import added_tables
 from torchmedic.observe.checkup.targets import PAIRED
 from torchmedic.observe.checkup.zero_weights import zero_product
 
@@ -25,6 +26,7 @@ def is_remarkable(graph: LossGraph) -> bool:
         or bool(promotions(graph))
         or any(mixed_dimensions.mixing_views(graph))
         or any(mixed_dimensions.layers_with_wrong_layout(graph))
+        or any(added_tables(graph))
         or any(padded_ends(graph))
         or any(mask.is_inverted for mask in graph.inverted_masks)
         or (graph.has_distributions and are_remarkable(graph))

@@ -16,7 +16,7 @@ from torchmedic.replay.trace.microscope import Spot
 from torchmedic.replay.trace.older_graph import Imports
 from torchmedic.replay.trace.provenance import FunctionCall
 from torchmedic.source.assignments import names_read
-from torchmedic.source.objects.graph import following, nodes_behind
+from torchmedic.source.objects.graph import following, leaves_behind, nodes_behind
 
 
 class TwoLosses(NamedTuple):
@@ -51,11 +51,18 @@ def for_others(begin: Callable[[str], Draft], losses: TwoLosses) -> Draft | None
     if not updated or not weights:
         return None
     if weights.isdisjoint(updated):
-        whose, call = "first", first
+        whose, call, kept = "first", first, -1
     elif weights <= updated and own and own.isdisjoint(updated):
-        whose, call = "last", last
+        whose, call, kept = "last", last, number - 1
     else:
         return None
+
+    def trains_them_still(trial: ReplayResult) -> bool:
+        """Whether the other loss still reaches the shared weights: a line of a shared module serves both losses."""
+        calls = trial.backward_calls
+        is_whole = len(calls) == len(played.backward_calls)
+        return is_whole and weights <= {id(leaf) for leaf in leaves_behind(calls[kept].roots)}
+
     entry = _entry(imports, nodes_behind(call.roots) - shared, shared)
     names = [name for name, value in played.namespace.items() if entry is not None and value is entry[1]]
     for spot in entry[0].stack if entry is not None else ():
@@ -63,7 +70,7 @@ def for_others(begin: Callable[[str], Draft], losses: TwoLosses) -> Draft | None
         read = names_read(statement) if statement is not None else set()  # in a function, names of its own
         for name in dict.fromkeys([*names, *sorted(read)]):
             candidates = ((f"detach `{name}` for the {whose} loss", edit) for edit in detached_in(spot, name))
-            treated = GraphTrials(failure).first(candidates, keep_graphs=False)
+            treated = GraphTrials(failure).first(candidates, keep_graphs=False, accepts=trains_them_still)
             if treated is None:
                 continue
             why = f"the {whose} backward also goes through `{name}`, and updates nothing behind it"

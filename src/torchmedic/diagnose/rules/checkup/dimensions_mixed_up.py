@@ -2,11 +2,13 @@
 
 What: a `view` or `reshape` gives a tensor the shape of its transpose. The values stay in their order, so each row of
 the result holds values of several examples, positions or classes. Or a recurrent layer or an attention layer with
-`batch_first=False` was given the examples first, and takes the examples of a batch for the steps of one sequence.
+`batch_first=False` was given the examples first, and takes the examples of a batch for the steps of one sequence. Or a
+positional encoding of the shape (length, 1, width) is added to examples that come first.
 
 Why: shapes fit, so no error is raised. The inputs no longer belong to their targets, and the loss stands still.
 
-Cure: write `transpose` or `permute` instead of `view`. Build the layer with `batch_first=True`.
+Cure: write `transpose` or `permute` instead of `view`. Build the layer with `batch_first=True`. Give the encoding the
+shape (1, length, width), and take its rows with `self.pe[:, : x.size(1)]`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
+from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.mixed_dimensions import layers_with_wrong_layout, mixing_views, takes_last
+from torchmedic.observe.checkup.row_tables import added_tables, has_examples_first
 from torchmedic.source.lookup.layers import copied_layer_built_at
 
 
@@ -54,4 +58,42 @@ def check(evidence: CheckUp) -> Draft | None:
             )
             draft.help("build the layer with `batch_first=True`", safety="changes-training")
             return draft.about(step=graph.step).rated("warning")
+        for node, name in added_tables(graph):
+            found = _table(evidence, graph, node, name)
+            if found is not None:
+                return found
     return None
+
+
+def _table(evidence: CheckUp, graph: LossGraph, node: Node, name: str) -> Draft | None:
+    """Rows that belong to positions are added to examples."""
+    table = _attribute(evidence, node, name)
+    examples, positions, width = node.shape or (0, 0, 0)
+    is_per_row = table is not None and table.dim() == 3 and len(table) > 1 and table.shape[1:] == (1, width)
+    if table is None or not is_per_row or not has_examples_first(graph, node, evidence.drawn):
+        return None
+    draft = check.draft(evidence, "likely")
+    draft.message = f"`{name}` gives each example a row of its own, and all its positions the same"
+    draft.cause = (
+        f"the rows of {list(table.shape)} values go along the {examples} examples, not the {positions} positions"
+    )
+    draft.at(evidence.of_node("cause", node, "takes the first rows along the wrong dimension"))
+    draft.because(
+        f"a batch has {examples} examples that were drawn at random, so they have no order"
+        if evidence.drawn
+        else f"the loss compares {examples} rows with targets, so these are probably the examples"
+    )
+    draft.help(
+        f"build `{name}` with the shape (1, length, {width}), and take `self.{name}[:, :x.size(1)]`",
+        safety="changes-training",
+    )
+    return draft.about(step=graph.step).rated("warning")
+
+
+def _attribute(evidence: CheckUp, node: Node, name: str) -> torch.Tensor | None:
+    """The tensor of this name of the module whose `forward` built a node."""
+    code = node.birth.sites[0].code if node.birth is not None else None
+    modules = (part for model in evidence.models for part in model.modules())
+    owners = (part for part in modules if getattr(type(part).forward, "__code__", None) is code)
+    found = next((getattr(part, name, None) for part in owners), None)
+    return found if isinstance(found, torch.Tensor) else None

@@ -1,7 +1,8 @@
 """An optimizer holds parameters whose result is cut off from the loss.
 
 What: these parameters require a gradient and are used in the forward pass, but had no gradient in any step. Their
-result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, by
+result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, by a
+comparison, `topk()` or `sort()` of which only the positions are used, as in a mixture of experts without weights, by
 `sample()` of a distribution where `rsample()` was meant, by `torch.normal`, whose gradient is 0, or by `item()` where a
 new tensor is made of the number. Or they run under `torch.no_grad()`, although they are new layers with random values.
 
@@ -25,7 +26,7 @@ from torchmedic.diagnose.rules.checkup._random_draws import blocking_draw
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.check_up import CheckUp, spot_of
-from torchmedic.observe.checkup.graph_cuts import Called, Cut
+from torchmedic.observe.checkup.graph_cuts import COMPARING, SELECTING, Called, Cut
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.node_births import Site
 from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR, Unreached
@@ -33,7 +34,7 @@ from torchmedic.records import Diagnosis
 from torchmedic.source.lookup.term_flow import expression_at, parts_behind
 
 _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
-_HOW = {"data": "`.data`", "__float__": "`float()`"}
+_HOW = {"data": "`.data`", "__float__": "`float()`", **dict.fromkeys(COMPARING, "a comparison")}
 
 
 @rule("TM631", "parameters-cut-off")
@@ -50,11 +51,14 @@ def check(evidence: CheckUp) -> Diagnosis | Draft | None:
     if not cuts:
         return _without_gradients(evidence, unreached, missing)
     cuts = [cut for cut in cuts if not cut.is_of_other_turn] or cuts
+    # A choice is made of values whose graph is then cut for good; a comparison may be there for a log.
+    cuts = [cut for cut in cuts if cut.name not in SELECTING] or cuts
     # What a layer is given as it is goes on to the loss. Else the last one: there may be others, for a log. `detach()`
     # is written on purpose more often than `sample()` instead of `rsample()`.
     likely = [cut for cut in cuts if cut.fed] or [cut for cut in cuts if cut.entered or cut.name == "sample"]
     cut = likely[0] if likely else cuts[-1]
-    lost = [tensor for key, tensor in missing.items() if key in cut.behind]
+    behind = frozenset[int]().union(*(each.behind for each in cuts if each.sites[0] == cut.sites[0]))
+    lost = [tensor for key, tensor in missing.items() if key in behind]
     if _is_copy_of_other(evidence, lost, missing):
         return None
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
@@ -71,9 +75,7 @@ def _sampled(evidence: CheckUp, graph: LossGraph) -> Draft | None:
     drawn = [cut for cut in drawn if cut.sites and not cut.is_scored and cut.behind & wanted]
     births = [node.birth for node in graph.nodes if node.missing and node.birth is not None and graph.has_weight(node)]
     for cut, birth in itertools.product(drawn, births):
-        call = expression_at(spot_of(birth.sites[0])) if birth.sites else None
-        flow = parts_behind((call,)) if call is not None else []
-        if any(part.covers(spot_of(site)) for part in flow for site in cut.sites):
+        if _is_computed_from(birth.sites, cut):
             draft = check.draft(evidence, "likely")
             draft.message = "the layers that compute a distribution learn nothing from what its sample is used for"
             draft.cause = "`sample()` drops the graph; only another term of the loss reaches these layers"
@@ -84,6 +86,15 @@ def _sampled(evidence: CheckUp, graph: LossGraph) -> Draft | None:
             draft.help("write `rsample()`", safety="changes-training")
             return draft.about(step=graph.step).rated("warning")
     return None
+
+
+def _is_computed_from(sites: tuple[Site, ...], cut: Cut) -> bool:
+    """Whether a call, or a call around it, is given what a cut left. A call that holds both lines says nothing."""
+    wanted = [spot_of(site) for site in cut.sites if site not in sites[1:]]
+    calls = [expression_at(spot_of(site)) for site in sites]
+    return any(
+        part.covers(spot) for call in calls if call is not None for part in parts_behind((call,)) for spot in wanted
+    )
 
 
 def _drawn(evidence: CheckUp, graph: LossGraph) -> Draft | None:
@@ -186,7 +197,8 @@ def _diagnosis(evidence: CheckUp, cut: Cut, others: list[Cut], lost: list[torch.
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     how = _HOW.get(cut.name, f"`{cut.name}()`")
     several = len(lost) > 1
-    draft = check.draft(evidence, "likely" if others else "proven")
+    is_choice = cut.name in SELECTING
+    draft = check.draft(evidence, "likely" if others or is_choice else "proven")
     draft.message = (
         f"{len(lost)} parameters of the optimizer are cut off from the loss"
         if several
@@ -202,5 +214,7 @@ def _diagnosis(evidence: CheckUp, cut: Cut, others: list[Cut], lost: list[torch.
     )
     draft.because(f"no gradient in {steps} steps: {shown}" if shown else f"no gradient in {steps} steps")
     cure = "write `rsample()`" if cut.name == "sample" else f"remove {how}"
+    if is_choice:
+        cure = "multiply the result by the values that the choice is made of, as by the weights of a softmax,"
     draft.help(f"{cure} if these parameters are to learn; else leave them out of the optimizer")
     return draft.done(step=steps, severity="warning")
