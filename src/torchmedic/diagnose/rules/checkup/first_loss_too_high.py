@@ -15,7 +15,7 @@ import msgspec
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.evidence.step_data import largest_made_at
+from torchmedic.evidence.data_makers import largest_made_at
 from torchmedic.observe.checkup.graph_facts import is_too_high
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.node_births import Site

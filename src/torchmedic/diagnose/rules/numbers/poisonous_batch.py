@@ -20,9 +20,9 @@ import torch
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish
+from torchmedic.evidence.data_makers import made_at
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.evidence.step_data import made_at
 from torchmedic.observe.step.batches import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
