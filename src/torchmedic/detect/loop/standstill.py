@@ -30,6 +30,7 @@ _MIN_DEAD_UPDATES = 48
 _MIN_NEGATIVE_UPDATES = 8  # a schedule that ends one update early does no harm
 _MIN_MOVES = 4  # of a schedule, after which a warm-up has left its first rate
 _MIN_FALLING = 0.75  # of the changes of a number
+_NEAR_LOWEST = 0.02  # of the way from the first number to the lowest
 _MAX_PATIENCE = 10  # updates that are too few to tell a plateau from the noise of batches; the default of torch
 _MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
 _MAX_MOVED_SHARE_OF_HALVES = 0.25  # of weights of 16 bits, of which the smallest always move
@@ -135,8 +136,13 @@ def _small_from_the_first(watched: Watched, known: Steady) -> str:
 
 
 def _falls(metrics: Sequence[float]) -> bool:
-    """Whether numbers fall nearly always, and never come back to where they began."""
-    falls = [after < before for before, after in itertools.pairwise(metrics)]
+    """Whether numbers fall nearly always until they are near the lowest, and never come back to where they began."""
+    if not metrics:
+        return False
+    near = min(metrics) + _NEAR_LOWEST * (metrics[0] - min(metrics))
+    # With a rate that has fallen to nothing they stay where they are.
+    until = next(at for at, metric in enumerate(metrics) if metric <= near)
+    falls = [after < before for before, after in itertools.pairwise(metrics[: until + 1])]
     is_enough = len(falls) >= _MIN_MOVES and sum(falls) >= _MIN_FALLING * len(falls)
     return is_enough and max(metrics[1:]) < metrics[0]
 
