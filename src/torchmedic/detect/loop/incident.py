@@ -422,3 +422,12 @@ class ResultThrownAway(LoopIncident, frozen=True, kw_only=True):
 
     what: str
     is_rebound: bool
+
+
+class ClipWithoutEffect(LoopIncident, frozen=True, kw_only=True):
+    """Gradients are clipped before they are computed, or for `is_late` after the update that used them."""
+
+    update: Place
+    bound: float
+    updates: int
+    is_late: bool
