@@ -18,7 +18,7 @@ from torchmedic.observe.numbers.windows import Copy
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import Frame, place, position_of, stack_of
 from torchmedic.source.lookup.gradient_switches import switch_around
-from torchmedic.source.lookup.layers import layer_built_at, roots
+from torchmedic.source.lookup.layers import layer_built_at, repeated_block, roots
 from torchmedic.source.lookup.optimizers import Construction
 from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.spots import Spot
@@ -108,6 +108,25 @@ class CheckUp:
         """Where an operation was written down: the layer that it is, or the call."""
         return None if node is None or node.birth is None else self.of_birth(role, node.birth, label)
 
+    def of_end(self, graph: LossGraph, node: Node, label: str) -> list[Location]:
+        """The cause, where an operation is one at the end of a model that should not be there.
+
+        Where the layer belongs to a class of blocks that follow each other, this is the line that builds its block.
+        """
+        found = self.of_node("cause", node, label)
+        if found is None:
+            return []
+        layer = _layer_of(node)
+        earlier = [graph.nodes[number] for number in graph.below(node.number) if number != node.number]
+        is_repeated = layer is not None and any(
+            _layer_of(other) not in (None, layer) and _site_of(other) == _site_of(node) for other in earlier
+        )
+        block = repeated_block(self.frames, layer) if layer is not None and is_repeated else None
+        built = self.built("cause", block, f"a `{type(block).__name__}`: {label}") if block is not None else None
+        if built is None or (built.file, built.line) == (found.file, found.line):
+            return [found]
+        return [built, msgspec.structs.replace(found, role="origin", label="each of these blocks has one")]
+
     def of_birth(self, role: Role, birth: Birth, label: str) -> Location | None:
         layer = birth.layer() if birth.layer is not None else None
         built = self.built(role, layer, label) if layer is not None else None
@@ -143,6 +162,14 @@ class CheckUp:
                 for name, held in module._parameters.items():
                     if held is tensor:
                         yield model, f"{path}.{name}".lstrip(".").replace(_COMPILED, ""), module
+
+
+def _layer_of(node: Node) -> torch.nn.Module | None:
+    return node.birth.layer() if node.birth is not None and node.birth.layer is not None else None
+
+
+def _site_of(node: Node) -> Site | None:
+    return node.birth.sites[0] if node.birth is not None and node.birth.sites else None
 
 
 def spot_of(site: Site) -> Spot:

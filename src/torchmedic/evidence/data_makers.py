@@ -1,4 +1,4 @@
-"""The line that made the data of a step: in the data set that the batch comes from, or of the variable."""
+"""The line that made the data of a step: of its data set, of the collate function, or of the variable."""
 
 from __future__ import annotations
 

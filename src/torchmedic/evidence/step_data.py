@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.evidence.divergence import Divergence
+from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.earlier_step import BATCH
+from torchmedic.replay.trajectory.units import Unit
 from torchmedic.source.assignments import read_first
 
 _MIN_ELEMENTS = 8
@@ -34,11 +38,19 @@ class Column(NamedTuple):
         return f"{name} range{'s' if self.number is not None else ''} from {self.low:.6g} to {self.high:.6g}"
 
 
+class Sample(NamedTuple):
+    """The data of one of the steps."""
+
+    call: KeptBackward
+    tensor: torch.Tensor
+
+
 class Placeholder(NamedTuple):
     """A number that stands for a value that is missing."""
 
+    sample: Sample
     column: int
-    row: int  # the first with this number
+    row: int  # of the sample, the first with this number
     value: float
     times: int
     total: int
@@ -50,13 +62,17 @@ class Placeholder(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Data that a step reads, with the mean and the deviation of its columns."""
+    """Data that the first step reads, with the mean and the deviation of its columns."""
 
     name: str  # an expression: `x`, `batch["x"]`
     path: tuple[Any, ...]  # a variable, and the keys below it; a number alone: of a tensor in the batch
-    tensor: torch.Tensor
+    samples: list[Sample]  # of the first step, and of all later ones
     mean: torch.Tensor
     deviation: torch.Tensor
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self.samples[0].tensor
 
     @property
     def shown(self) -> str:
@@ -71,16 +87,22 @@ class Data(NamedTuple):
 
     @property
     def placeholder(self) -> Placeholder | None:
-        """A value that some items have exactly, and that is far beyond all others of its column."""
-        for at, column in enumerate(_columns(self.tensor.detach()).double().T):
-            value = float(column[column.abs().argmax()])
+        """A value that some items of the steps have exactly, and that is far beyond all others of its column."""
+        parts = [_columns(sample.tensor.detach()) for sample in self.samples]
+        for at, column in enumerate(torch.cat(parts).double().T):
+            place = int(column.abs().argmax())
+            value = float(column[place])
             others = column[column != value]
             if len(column) - len(others) < _MIN_EQUAL or len(others) < _MIN_ELEMENTS:
                 continue
             reach = max(float(others.max() - others.min()), float(others.abs().max()))
             if 0 < reach * _FAR < abs(value):
-                row, count = int(column.abs().argmax()), len(column) - len(others)
-                return Placeholder(at, row, value, count, len(column), float(others.median()))
+                starts = list(itertools.accumulate(map(len, parts), initial=0))
+                found = bisect.bisect_right(starts, place) - 1
+                sample = self.samples[found]
+                row = (place - starts[found]) * len(sample.tensor) // len(parts[found])
+                count = len(column) - len(others)
+                return Placeholder(sample, at, row, value, count, len(column), float(others.median()))
         return None
 
     @property
@@ -129,26 +151,45 @@ def _replaced(value: Any, keys: tuple[Any, ...], edit: Callable[[torch.Tensor], 
 
 
 def data_of(divergence: Divergence) -> list[Data]:
-    """The data of floating point that the first of the steps reads: variables, what is in them, and the batch."""
-    unit = divergence.trajectory.units[0]
+    """The data of floating point that the steps read: variables, what is in them, and the batch."""
+    first, *later = divergence.trajectory.units
+    held = _held(first)
+    seen = {tensor.data_ptr() for _, _, tensor in held}
+    # A framework may pass the batch on in objects that no variable of the step shows.
+    in_batch = [("the batch", (at,), part) for at, part in enumerate(_batch(first)) if part.data_ptr() not in seen]
+    held_later = [{path: tensor for _, path, tensor in _held(unit)} for unit in later]
+    for unit, known in zip(later, held_later, strict=True):
+        known.update({(at,): part for at, part in enumerate(_batch(unit))})
+    found = []
+    for name, path, value in [*held, *in_batch]:
+        if not _is_data(value) or not bool(torch.isfinite(value).all()):
+            continue
+        samples = [Sample(first.call, value)]
+        for unit, known in zip(later, held_later, strict=True):
+            other = known.get(path)
+            if other is not None and _is_data(other) and other.shape[1:] == value.shape[1:]:
+                samples.append(Sample(unit.call, other))
+        flat = _columns(value.detach()).double()
+        found.append(Data(name, path, samples, flat.mean(0), flat.std(0, correction=0)))
+    return found
+
+
+def _held(unit: Unit) -> list[tuple[str, tuple[Any, ...], torch.Tensor]]:
+    """The tensors in the variables that a step reads."""
     runner = unit.step.runner
     namespace = runner._namespace()
     names = sorted(read_first(runner.segment.statements) & namespace.keys())
-    held = [part for name in names for part in _parts(name, (name,), namespace[name], _MAX_DEPTH)]
-    seen = {tensor.data_ptr() for _, _, tensor in held}
-    batch = tensors_in(unit.call.batch)
-    # A framework may pass the batch on in objects that no variable of the step shows.
-    held += [("the batch", (at,), tensor) for at, tensor in enumerate(batch) if tensor.data_ptr() not in seen]
-    found = []
-    for name, path, value in held:
-        if isinstance(value, torch.nn.Parameter) or value.requires_grad or value.layout is not torch.strided:
-            continue
-        if not value.is_floating_point() or value.numel() < _MIN_ELEMENTS:
-            continue
-        flat = _columns(value.detach()).double()
-        if bool(torch.isfinite(flat).all()):
-            found.append(Data(name, path, value, flat.mean(0), flat.std(0, correction=0)))
-    return found
+    return [part for name in names for part in _parts(name, (name,), namespace[name], _MAX_DEPTH)]
+
+
+def _batch(unit: Unit) -> list[torch.Tensor]:
+    return tensors_in(unit.call.batch)
+
+
+def _is_data(value: torch.Tensor) -> bool:
+    if isinstance(value, torch.nn.Parameter) or value.requires_grad or value.layout is not torch.strided:
+        return False
+    return value.is_floating_point() and value.dim() > 0 and value.numel() >= _MIN_ELEMENTS
 
 
 def _parts(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from torchmedic.detect.loop import (
     batchless,
     built_anew,
+    clips,
     data,
     device_time,
     freezes_without_effect,
@@ -40,6 +41,7 @@ _FINDERS = (
     warming.find,
     never_stepped.find,
     built_anew.find,
+    clips.find,
     modes.find,
     data.find,
     device_time.find,

@@ -90,8 +90,8 @@ class RateDecayed(LoopIncident, frozen=True, kw_only=True):
 
     `schedule` is the class of the schedule, empty where there is none; `is_per_update`: it moves with every update.
     `reason` is "loaded" for a rate that came with a state, "absolute" for a factor that is the rate itself, "falling"
-    for a schedule that waits for a number to rise, which falls. "warming" and "per epoch": the run of `updates` updates
-    is over, and the rate was still on its way up to `first`.
+    for a schedule that waits for a number to rise, which falls, and "rising" for the opposite. "warming" and
+    "per epoch": the run of `updates` updates is over, and the rate was still on its way up to `first`.
     """
 
     update: Place
@@ -422,3 +422,12 @@ class ResultThrownAway(LoopIncident, frozen=True, kw_only=True):
 
     what: str
     is_rebound: bool
+
+
+class ClipWithoutEffect(LoopIncident, frozen=True, kw_only=True):
+    """Gradients are clipped before they are computed, or for `is_late` after the update that used them."""
+
+    update: Place
+    bound: float
+    updates: int
+    is_late: bool

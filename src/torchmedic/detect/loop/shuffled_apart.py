@@ -1,8 +1,8 @@
 """Inputs and labels that the script puts into two different random orders before it pairs them.
 
 The source shows it: two statements of one block each draw an order of their own (`x = x[torch.randperm(n)]`,
-`np.random.shuffle(x)`) for two variables, and a later expression of the block takes both. The values show that one of
-them holds labels: data of two domains is shuffled apart on purpose.
+`np.random.shuffle(x)`) for two variables, and a later expression of the block takes both, or a data set keeps both and
+gives them as one item. The values show that one of them holds labels: data of two domains is shuffled apart on purpose.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 
 from torchmedic.detect.loop.incident import LabelsOfOtherItems, LoopIncident
 from torchmedic.observe.loop.ledger import Habits
@@ -31,10 +32,14 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     steps = [event for event in habits.events if event.kind == "step"]
     if len(steps) < _MIN_STEPS:
         return
+    datasets = _datasets(habits)
     for file, tree in user_trees():
         for block in _blocks(tree):
             for first, second, names in _shuffles(block):
-                if _are_inputs_and_labels(*names):
+                is_taken = any(_takes(one, *names) for one in block[block.index(second) + 1 :])
+                if (is_taken and _are_inputs_and_labels(*names)) or any(
+                    _are_kept(each, tree, block, names) for each in datasets
+                ):
                     yield LabelsOfOtherItems(
                         step=steps[-1].step,
                         cause=Place(file, second.lineno),
@@ -54,14 +59,14 @@ def _blocks(tree: ast.AST | None) -> Iterator[Sequence[ast.stmt]]:
 
 
 def _shuffles(block: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt, tuple[str, str]]]:
-    """Two statements of a block that shuffle two variables apart, which the block takes together afterwards."""
+    """Two statements of a block that shuffle two variables apart."""
     found = [(at, name) for at, statement in enumerate(block) if (name := _shuffled(statement))]
     for (at, name), (then, other) in itertools.pairwise(found):
         between = block[at + 1 : then]
         is_seeded = any(
             "seed" in callee(call) or "set_state" in callee(call) for one in between for call in calls_in(one)
         )
-        if name != other and not is_seeded and any(_takes(one, name, other) for one in block[then + 1 :]):
+        if name != other and not is_seeded:
             yield block[at], block[then], (name, other)
 
 
@@ -94,6 +99,53 @@ def _are_inputs_and_labels(name: str, other: str) -> bool:
         if frame.is_user and name in space and other in space:
             return _fit(space[name], space[other])
     return False
+
+
+def _datasets(habits: Habits) -> list[Any]:
+    """The data sets that batches were fetched from; a subset stands for the whole."""
+    found = {}
+    for number in {event.who for event in habits.events if event.kind == "fetch"}:
+        dataset = habits.thing(number)
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
+        found[id(dataset)] = dataset
+    return list(found.values())
+
+
+def _are_kept(dataset: Any, tree: ast.AST, block: Sequence[ast.stmt], names: tuple[str, str]) -> bool:
+    """Whether a block of a data set's class keeps the variables as inputs and labels, and an item has one of each."""
+    for node in nodes_in(tree):
+        if not isinstance(node, ast.ClassDef) or node.name != type(dataset).__name__ or block[0] not in ast.walk(node):
+            continue
+        first, second = (_attributes_of(name, other, block) for name, other in (names, names[::-1]))
+        values = vars(dataset)
+        return any(
+            _fit(values.get(one), values.get(another)) and _gives_both(node, one, another)
+            for one in first
+            for another in second
+        )
+    return False
+
+
+def _attributes_of(name: str, other: str, block: Sequence[ast.stmt]) -> list[str]:
+    """The attributes that statements of a block make of one variable and not of the other."""
+    found = []
+    for statement in block:
+        match statement:
+            case ast.Assign(targets=[ast.Attribute(attr=attr)], value=value):
+                read = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+                found += [attr] if name in read and other not in read else []
+    return found
+
+
+def _gives_both(node: ast.ClassDef, one: str, another: str) -> bool:
+    """Whether a class takes both attributes at the same index."""
+    indexed: dict[str, set[str]] = {one: set(), another: set()}
+    for part in ast.walk(node):
+        match part:
+            case ast.Subscript(value=ast.Attribute(attr=attr), slice=ast.Name(id=index)) if attr in indexed:
+                indexed[attr].add(index)
+    return not indexed[one].isdisjoint(indexed[another])
 
 
 def _fit(one: Any, other: Any) -> bool:

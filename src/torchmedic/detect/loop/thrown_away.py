@@ -161,7 +161,7 @@ def _is_other(file: str, operand: str, variables: list[tuple[str, str, Any]]) ->
 
 def _rebound(function: ast.AST, loop: ast.For) -> Iterator[tuple[ast.Assign, str]]:
     names = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
-    is_over_parameters = any(isinstance(each, ast.Call) and callee(each) in _PARAMETERS for each in ast.walk(loop.iter))
+    is_over_parameters = any(map(_gives_parameters, ast.walk(loop.iter)))
     for node in (each for statement in loop.body for each in ast.walk(statement)):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in names:
@@ -169,6 +169,16 @@ def _rebound(function: ast.AST, loop: ast.For) -> Iterator[tuple[ast.Assign, str
                     continue
                 if _is_new_value(value, name) and not _is_read(function, loop, node, name):
                     yield node, name
+
+
+def _gives_parameters(node: ast.AST) -> bool:
+    """`model.parameters()`, or `group["params"]` of an optimizer."""
+    match node:
+        case ast.Subscript(slice=ast.Constant(value="params")):
+            return True
+        case ast.Call():
+            return callee(node) in _PARAMETERS
+    return False
 
 
 def _reads_gradient(value: ast.expr, name: str) -> bool:

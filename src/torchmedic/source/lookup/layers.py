@@ -24,6 +24,7 @@ from torchmedic.source.lookup.layer_construction import (
 )
 from torchmedic.source.lookup.origins import origin_of, user_argument
 from torchmedic.source.objects.graph import walk
+from torchmedic.source.objects.parts import is_users
 from torchmedic.source.syntax import FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file, relative
 from torchmedic.source.user_variables import user_trees
@@ -58,6 +59,21 @@ def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> L
         return _set_by_user(frames, layer, found, label) or found
     name = type(layer).__name__
     return _in_helper(found, name, label) or _named_in_table(found, name, label) or found
+
+
+def repeated_block(frames: list[Frame], layer: torch.nn.Module) -> torch.nn.Module | None:
+    """The module of the user's that holds a layer as an attribute, if a model has several modules of that class.
+
+    The line that builds the layer then builds the same layer in all of them.
+    """
+    for root in _models(frames):
+        path = next((path for path, module in root.named_modules() if module is layer), "")
+        holder, _, attribute = path.rpartition(".")
+        block = root.get_submodule(holder)
+        alike = [each for each in root.modules() if type(each) is type(block)]
+        if holder and is_users(type(block)) and len(alike) > 1 and all(attribute in each._modules for each in alike):
+            return block
+    return None
 
 
 def _named_in_table(built: Location, name: str, label: str) -> Location | None:

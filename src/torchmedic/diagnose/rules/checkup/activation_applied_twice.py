@@ -80,7 +80,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     if call.name in _OF_LOGARITHMS:
         draft.message = f"`{call.name}` is given probabilities, and takes their logarithms"
         draft.cause = f"a softmax gives probabilities where `{call.name}` takes the result of `log_softmax`"
-        draft.at(evidence.of_node("cause", node, "gives probabilities, not their logarithms"))
+        draft.at(*evidence.of_end(graph, node, "gives probabilities, not their logarithms"))
         draft.at(evidence.at("surfaced", call.sites, "takes logarithms of probabilities"))
         draft.because("without the logarithm, a wrong class costs next to nothing, however sure the model is of it")
         draft.help("use `log_softmax` instead of the softmax", safety="changes-training")
@@ -88,7 +88,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     draft.message = f"`{call.name}` is given the result of a {name}, and applies it a second time"
     draft.cause = f"the model returns probabilities where `{call.name}` takes scores"
     label = f"gives probabilities: the loss applies its own {name}"
-    draft.at(_called(evidence, node, label) or evidence.of_node("cause", node, label))
+    ends = evidence.of_end(graph, node, label)
+    called = _called(evidence, node, label) if len(ends) < 2 else None
+    draft.at(*([called] if called is not None else ends))
     draft.at(evidence.at("surfaced", call.sites, "takes scores"))
     if name == "softmax":
         classes = call.shape[1]

@@ -162,4 +162,5 @@ def _calls_forcing(value: ast.AST | None) -> bool:
 
 def _assigns(node: ast.stmt, name: str) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return any(ast.unparse(target) == name for target in targets)
+    parts = [part for each in targets for part in (each.elts if isinstance(each, ast.Tuple | ast.List) else [each])]
+    return any(ast.unparse(part) == name for part in parts)

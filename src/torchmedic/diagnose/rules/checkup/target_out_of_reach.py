@@ -67,7 +67,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, call: LossCall, node: Node) 
     draft = check.draft(evidence, "proven")
     draft.message = f"{count} of {size} targets of `{call.name}` cannot be reached: the model ends in a {name}"
     draft.cause = f"the {name} gives {limit}" + (", so every probability is 0.5 or more" if scores else "")
-    draft.at(evidence.of_node("cause", node, f"gives {what}"))
+    draft.at(*evidence.of_end(graph, node, f"gives {what}"))
     draft.at(evidence.at("surfaced", call.sites, f"{count} of {size} targets lie beyond"))
     draft.because(f"counted in the batch of step {graph.step}")
     draft.help(f"remove the {name} at the end of the model" + ("" if scores else ", or scale the targets"))

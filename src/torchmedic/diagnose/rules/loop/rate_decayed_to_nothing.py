@@ -9,8 +9,8 @@ gradient, so the weights stay as they are. The loss stands still, and no error i
 its end may pass 0: with a negative rate every update raises the loss.
 
 A state of an optimizer that is loaded brings its learning rate along. `LambdaLR` multiplies the rate with what its
-function returns. `ReduceLROnPlateau` with `mode="max"` takes a falling loss for a plateau. A warm-up that is longer
-than the run never comes to its end.
+function returns. `ReduceLROnPlateau` with `mode="max"` takes a falling loss for a plateau, and with `mode="min"`, its
+default, a rising accuracy. A warm-up that is longer than the run never comes to its end.
 
 Cure: call `scheduler.step()` once per epoch, or give the schedule its length in updates:
 `epochs * len(loader)`.
@@ -67,7 +67,7 @@ def check(evidence: LoopEvidence, incident: RateDecayed) -> Draft | None:
 
 def _by_mistake(evidence: LoopEvidence, incident: RateDecayed) -> Draft:
     """The rate is small for a reason other than the course of the schedule."""
-    draft = check.draft(evidence, "likely" if incident.reason == "falling" else "proven")
+    draft = check.draft(evidence, "likely" if incident.reason in ("falling", "rising") else "proven")
     rate, meant = f"{incident.rate:.1e}", f"{incident.first:.1e}"
     if incident.reason == "loaded":
         draft.message = f"the learning rate is {rate}, and not {meant}: it came with the state that was loaded"
@@ -80,11 +80,13 @@ def _by_mistake(evidence: LoopEvidence, incident: RateDecayed) -> Draft:
         )
         label, cure = f"returns {meant}, the learning rate", "return a factor: 1.0 for the learning rate as it is"
     else:
-        draft.message = f"the learning rate fell to {rate}: the schedule takes falling numbers for a plateau"
-        draft.cause = (
-            '`ReduceLROnPlateau` with mode="max" waits for a number to rise, and it is given a number that falls'
-        )
-        label, cure = 'mode="max"', 'use mode="min" for a loss'
+        falls = incident.reason == "falling"
+        mode, wanted, given = ("max", "rise", "falls") if falls else ("min", "fall", "rises")
+        draft.message = f"the learning rate fell to {rate}: the schedule takes {incident.reason} numbers for a plateau"
+        number = "a number" if falls else "a share, such as an accuracy,"
+        waits = f'`ReduceLROnPlateau` with mode="{mode}" waits for a number to {wanted}'
+        draft.cause = f"{waits}, and it is given {number} that {given}"
+        label, cure = f'mode="{mode}"', 'use mode="min" for a loss' if falls else 'use mode="max" for an accuracy'
     draft.at(evidence.at("cause", incident.cause, label))
     draft.at(evidence.at("surfaced", incident.update, "changes next to nothing", "step"))
     draft.because(f"{count(incident.updates, 'update')} were made with a small learning rate")

@@ -2,7 +2,8 @@
 
 What: an operation that returns a new tensor (`ids.masked_fill(...)`, `torch.clamp(p, ...)`) stands alone, and nothing
 takes its result. Or the variable of a loop over parameters is assigned (`p = p.clamp(-c, c)`), and nothing reads it.
-Or an attribute is set that torch does not read: `p.require_grad = False`, or `requires_grad` on a module.
+Or an attribute is set that torch does not read: `p.require_grad = False`, or `requires_grad` on a module. Or gradients
+are clipped before `backward()`, or after `step()` and before they are cleared.
 
 Why: operations of torch without a trailing underscore leave their operands as they are. An assignment to a variable
 gives the name another value; the parameter that the name stood for stays as it is. So weights are not clipped, a target
@@ -10,12 +11,12 @@ network does not follow, a mask hides nothing. Python lets any attribute be set 
 should be frozen is trained. No error is raised.
 
 Cure: assign the result (`ids = ids.masked_fill(...)`), or write into the tensor (`p.data.clamp_(-c, c)`). Freeze a part
-of a model with `part.requires_grad_(False)`.
+of a model with `part.requires_grad_(False)`. Clip gradients between `backward()` and `step()`.
 """
 
 from __future__ import annotations
 
-from torchmedic.detect.loop.incident import FreezeWithoutEffect, ResultThrownAway
+from torchmedic.detect.loop.incident import ClipWithoutEffect, FreezeWithoutEffect, ResultThrownAway
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
@@ -28,6 +29,8 @@ def check(evidence: LoopEvidence) -> Draft | None:
             return _result(evidence, incident)
         case FreezeWithoutEffect() as freeze:
             return _freeze(evidence, freeze)
+        case ClipWithoutEffect() as clip:
+            return _clip(evidence, clip)
     return None
 
 
@@ -58,4 +61,22 @@ def _freeze(evidence: LoopEvidence, incident: FreezeWithoutEffect) -> Draft:
     trained = count(incident.still_trained, "parameter")
     draft.because(f"{trained} of the optimizer with a gradient, although `{what}` is False")
     draft.help(f"write `{incident.owner}.requires_grad_(False)`", safety="changes-training")
+    return draft.rated("warning")
+
+
+def _clip(evidence: LoopEvidence, incident: ClipWithoutEffect) -> Draft:
+    draft = check.draft(evidence, "proven")
+    draft.message = "this line changes nothing: gradients are clipped "
+    if incident.is_late:
+        draft.message += "after the update, and then cleared"
+        draft.cause = "the update has used the gradients as they were, and the next one gets new ones"
+        label = "nobody uses the clipped gradients"
+    else:
+        draft.message += "before they are computed"
+        draft.cause = "the gradients have just been cleared, and those of `backward` are not clipped"
+        label = "there are no gradients to clip yet"
+    draft.at(evidence.at("cause", incident.cause, label, "clip_grad_norm_", "clip_grad_value_"))
+    draft.at(evidence.at("surfaced", incident.update, "uses gradients of any size", "step"))
+    draft.because(f"so in each of the last {count(incident.updates, 'update')} that were seen")
+    draft.help("clip between `backward()` and `step()`", safety="changes-training")
     return draft.rated("warning")

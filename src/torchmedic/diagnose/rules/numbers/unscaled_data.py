@@ -13,7 +13,7 @@ value, or leave them out of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchmedic.diagnose.rule import Draft, rule
@@ -22,7 +22,7 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.evidence.data_makers import made_at
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.evidence.step_data import Data, Placeholder, data_of
+from torchmedic.evidence.step_data import Data, Placeholder, Sample, data_of
 from torchmedic.replay.trajectory.change import Change
 
 
@@ -32,16 +32,17 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     if divergence is None or not is_ordinary_rate(divergence):
         return None
     known = data_of(divergence)
-    for data in known:
-        if (placeholder := data.placeholder) is not None:
-            change = Change(f"{data.path} without {placeholder.value}", data=data.without(placeholder))
-            if divergence.turns_alone(change):
-                return _of_placeholder(evidence, divergence, data, placeholder, change)
+    holding = [(data, placeholder) for data in known if (placeholder := data.placeholder) is not None]
+    for held in [*([each] for each in holding), *([holding] if len(holding) > 1 else [])]:
+        paths = ", ".join(f"{data.path} without {placeholder.value}" for data, placeholder in held)
+        change = Change(paths, data=_all(data.without(placeholder) for data, placeholder in held))
+        if divergence.turns_alone(change):
+            return _of_placeholders(evidence, divergence, held, change)
     unscaled = [data for data in known if data.is_unscaled]
     alone = [[data] for data in unscaled]
     for group in [*alone, unscaled] if len(unscaled) > 1 else alone:
         paths = ", ".join(str(data.path) for data in group)
-        change = Change(f"{paths} standardised", data=_standardised(group))
+        change = Change(f"{paths} standardised", data=_all(data.standardised() for data in group))
         if not divergence.turns_alone(change):
             continue
         shown = listed([data.shown for data in group])
@@ -54,41 +55,43 @@ def check(evidence: NumbersEvidence) -> Draft | None:
             f"{ranges}, which is too large for the learning rate",
         )
         for data in group:
-            _locate(draft, evidence, divergence, data, data.widest.text)
+            _locate(draft, evidence, data.samples[0], data.widest.text)
         title = f"standardise {shown}: subtract the mean of every column, divide by its deviation"
         draft.treat(cure(divergence, title, [("standardised", divergence.course(change))]))
         return finish(draft, evidence)
     return None
 
 
-def _of_placeholder(
-    evidence: NumbersEvidence, divergence: Divergence, data: Data, placeholder: Placeholder, change: Change
+def _of_placeholders(
+    evidence: NumbersEvidence, divergence: Divergence, holding: list[tuple[Data, Placeholder]], change: Change
 ) -> Draft:
+    shown = listed([data.shown for data, _ in holding])
+    values = listed(list(dict.fromkeys(f"{placeholder.value:g}" for _, placeholder in holding)))
+    counts = "; ".join(placeholder.text for _, placeholder in holding)
     draft = begin(
         check,
         evidence,
         divergence,
-        f"the data in {data.shown} holds {placeholder.value:g} where a value is missing",
-        f"{placeholder.text}, far beyond all others, and the model is fitted to this number",
+        f"the data in {shown} holds {values} where a value is missing",
+        f"{counts}, far beyond all others, and the model is fitted to this number",
     )
-    _locate(draft, evidence, divergence, data, placeholder.text, row=placeholder.row)
-    title = f"drop the items with {placeholder.value:g}, or leave them out of the loss"
-    draft.treat(cure(divergence, title, [(f"without {placeholder.value:g}", divergence.course(change))]))
+    for _, placeholder in holding:
+        _locate(draft, evidence, placeholder.sample, placeholder.text, row=placeholder.row)
+    title = f"drop the items with {values}, or leave them out of the loss"
+    draft.treat(cure(divergence, title, [(f"without {values}", divergence.course(change))]))
     return finish(draft, evidence)
 
 
-def _locate(
-    draft: Draft, evidence: NumbersEvidence, divergence: Divergence, data: Data, label: str, row: int | None = None
-) -> None:
+def _locate(draft: Draft, evidence: NumbersEvidence, sample: Sample, label: str, row: int | None = None) -> None:
     """The line that made the data, else the step that reads it."""
-    draft.at(made_at(evidence.frames, divergence.trajectory.units[0].call, data.tensor, label, row=row))
+    draft.at(made_at(evidence.frames, sample.call, sample.tensor, label, row=row))
     if not draft.has_place:
         draft.at(evidence.noticed.location("cause", label) if evidence.noticed is not None else None)
 
 
-def _standardised(group: list[Data]) -> Callable[[dict[str, Any]], None]:
-    """Changes all data of a group."""
-    changes = [data.standardised() for data in group]
+def _all(given: Iterable[Callable[[dict[str, Any]], None]]) -> Callable[[dict[str, Any]], None]:
+    """All of some changes of the data at once."""
+    changes = list(given)
 
     def change(namespace: dict[str, Any]) -> None:
         for each in changes:
