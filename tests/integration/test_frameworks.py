@@ -230,15 +230,41 @@ trainer.fit(Lit(), torch.utils.data.DataLoader(data, batch_size=8))
 """
 
 
+# The batches of the validation pass through an iterator of a library's. `update_bn` is a validation of nobody's.
+PROGRESS_BAR = """
+import torch
+from torch import nn
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+torch.manual_seed(0)
+train, val, other = (DataLoader(TensorDataset(torch.randn(n, 4)), batch_size=8) for n in (128, 64, 64))
+model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(3):
+    for (x,) in tqdm(train):
+        loss = nn.functional.mse_loss(model(x), x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    update_bn(other, model)
+    with torch.no_grad():
+        for (x,) in tqdm(val):
+            print(nn.functional.mse_loss(model(x), x).item())  # <- cause
+"""
+
+
 @pytest.mark.parametrize(
-    ("source", "code"),
+    ("package", "source", "code"),
     [
-        pytest.param(LEFT_IN_EVALUATION, "TM613", id="left in evaluation mode"),
-        pytest.param(NOT_CLEARED, "TM601", id="one optimizer not cleared", marks=pytest.mark.slow),
+        pytest.param("lightning", LEFT_IN_EVALUATION, "TM613", id="left in evaluation mode"),
+        pytest.param("lightning", NOT_CLEARED, "TM601", id="one optimizer not cleared", marks=pytest.mark.slow),
+        pytest.param("tqdm", PROGRESS_BAR, "TM614", id="validation under a progress bar"),
     ],
 )
-def test_mistakes_in_a_loop_of_lightning(tmp_path: Path, source: str, code: str) -> None:
-    pytest.importorskip("lightning")
+def test_mistakes_in_a_loop_that_a_library_has_a_part_in(tmp_path: Path, package: str, source: str, code: str) -> None:
+    pytest.importorskip(package)
     finished = run_script(tmp_path, source)
     diagnosis = finished.only
     assert diagnosis.code == code, finished.stderr
