@@ -159,6 +159,119 @@ def test_the_cause_is_the_users_own_line(tmp_path: Path, package: str, source: s
     assert any(treatment.proven for treatment in diagnosis.treatments), finished.stderr
 
 
+LEFT_IN_EVALUATION = """
+import lightning
+import torch
+from torch import nn
+
+
+class Look(lightning.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        if trainer.global_step == 6:
+            module.eval()  # <- cause
+            with torch.no_grad():
+                module(torch.zeros(4, 4))
+
+
+class Lit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, index):
+        return nn.functional.mse_loss(self(batch[0]), batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+trainer = lightning.Trainer(
+    max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    accelerator="cpu", callbacks=[Look()],
+)
+data = torch.utils.data.TensorDataset(torch.randn(256, 4))
+trainer.fit(Lit(), torch.utils.data.DataLoader(data, batch_size=8))
+"""
+
+# Lightning clears all gradients itself when training begins. The line of `fit` is not to blame for the rest.
+NOT_CLEARED = """
+import lightning
+import torch
+from torch import nn
+
+
+class Lit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.encoder, self.decoder = nn.Linear(4, 2), nn.Linear(2, 4)
+
+    def training_step(self, batch, index):
+        encoders, decoders = self.optimizers()
+        loss = nn.functional.mse_loss(self.decoder(self.encoder(batch[0])), batch[0])
+        encoders.zero_grad()
+        self.manual_backward(loss)
+        encoders.step()
+        decoders.step()  # <- cause
+
+    def configure_optimizers(self):
+        return [torch.optim.Adam(self.encoder.parameters(), 1e-3), torch.optim.Adam(self.decoder.parameters(), 1e-3)]
+
+
+trainer = lightning.Trainer(
+    max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    accelerator="cpu",
+)
+data = torch.utils.data.TensorDataset(torch.randn(256, 4))
+trainer.fit(Lit(), torch.utils.data.DataLoader(data, batch_size=8))
+"""
+
+
+# The batches of the validation pass through an iterator of a library's. `update_bn` is a validation of nobody's.
+PROGRESS_BAR = """
+import torch
+from torch import nn
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+torch.manual_seed(0)
+train, val, other = (DataLoader(TensorDataset(torch.randn(n, 4)), batch_size=8) for n in (128, 64, 64))
+model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(3):
+    for (x,) in tqdm(train):
+        loss = nn.functional.mse_loss(model(x), x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    update_bn(other, model)
+    with torch.no_grad():
+        for (x,) in tqdm(val):
+            print(nn.functional.mse_loss(model(x), x).item())  # <- cause
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "code"),
+    [
+        pytest.param("lightning", LEFT_IN_EVALUATION, "TM613", id="left in evaluation mode"),
+        pytest.param("lightning", NOT_CLEARED, "TM601", id="one optimizer not cleared", marks=pytest.mark.slow),
+        pytest.param("tqdm", PROGRESS_BAR, "TM614", id="validation under a progress bar"),
+    ],
+)
+def test_mistakes_in_a_loop_that_a_library_has_a_part_in(tmp_path: Path, package: str, source: str, code: str) -> None:
+    pytest.importorskip(package)
+    finished = run_script(tmp_path, source)
+    diagnosis = finished.only
+    assert diagnosis.code == code, finished.stderr
+    assert diagnosis.cause_location is not None
+    assert diagnosis.cause_location.line == marked_line(source), finished.stderr
+
+
 LIBRARY_MODEL = """
 import torch
 from transformers import BertConfig, BertForSequenceClassification

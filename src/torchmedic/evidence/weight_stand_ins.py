@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchmedic.observe.numbers.weight_copies import Original
+from torchmedic.replay.isolation.torch_state import set_version
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.objects.finite import is_finite
@@ -69,13 +70,16 @@ class Rewound:
 
 
 class StandIns:
-    """Finite values in place of bad weights, until they are put back."""
+    """Finite values in place of bad weights, until they are put back.
+
+    The versions are put back too. The user's graph may have saved the weights, and its backward may be still to come.
+    """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._kept = [(tensor, tensor.detach().clone()) for tensor in tensors if not is_finite(tensor)]
+        self._kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors if not is_finite(tensor)]
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for tensor, value in self._kept:
+            for tensor, _, value in self._kept:
                 # What is finite stays: of an embedding, say, often only a few rows are lost.
                 tensor.copy_(torch.where(torch.isfinite(value), value, _plausible(tensor, generator)))
 
@@ -84,8 +88,9 @@ class StandIns:
 
     def put_back(self) -> None:
         with torch.no_grad():
-            for tensor, value in self._kept:
+            for tensor, version, value in self._kept:
                 tensor.copy_(value)
+                set_version(tensor, version)
         self._kept = []
 
 

@@ -52,7 +52,7 @@ def _updates(events: list[Event]) -> Iterator[tuple[Event, Event]]:
             forward, waiting = None, []
         elif event.kind == "forward" and event.fact.with_gradients:
             forward = event
-        elif event.kind == "backward" and forward is not None and not event.fact.inside_step:
+        elif event.kind == "backward" and forward is not None:
             waiting.append((forward, event))
         elif event.kind == "step done":
             yield from waiting

@@ -9,6 +9,7 @@ as it was built, at a place where only a trained layer makes sense (`ownerless`)
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from torchmedic.detect.loop.incident import (
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.step.tensors import parameters_of
+from torchmedic.source.lookup.optimizers import chosen_at
 from torchmedic.source.lookup.unread_results import unread_results
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, calls_in, has_line, innermost, nodes_in, syntax_tree
@@ -163,16 +165,22 @@ def _replaced(
             mine = watched.parameters
             old = [t for t in mine if id(t) not in in_models and id(t) not in reached and t.grad is None]
             places = {_PARAMETRIZED.sub(r"\1", name): tensor for name, tensor in new}
-            if any(id(tensor) in reached for tensor in mine) and _match(old, list(places.values())):
+            is_fed = any(id(tensor) in reached for tensor in mine)
+            if is_fed and (_match(old, list(places.values())) or _are_in_no_module(old)):
                 yield ReplacedParameters(
                     step=steps[-1].step,
-                    cause=watched.built or steps[-1].place,
+                    cause=chosen_at(watched.built or steps[-1].place, watched.caller),
                     optimizer=watched.number,
                     names=[name for name, _ in new],
                     elements=sum(tensor.numel() for _, tensor in new),
                     old=[tuple(tensor.shape) for tensor in old],
                 )
                 return
+
+
+def _are_in_no_module(tensors: list[torch.Tensor]) -> bool:
+    """Whether no module has these parameters any more: a layer that is replaced by another kind of layer is gone."""
+    return bool(tensors) and not any(type(holder) is dict for holder in gc.get_referrers(*tensors))
 
 
 def _twin(
@@ -195,7 +203,7 @@ def _twin(
             named = [name for root in roots for name, tensor in root.named_parameters() if id(tensor) in wanted]
             yield OptimizerOfTwin(
                 step=steps[-1].step,
-                cause=watched.built or steps[-1].place,
+                cause=chosen_at(watched.built or steps[-1].place, watched.caller),
                 optimizer=watched.number,
                 names=named,
                 elements=sum(tensor.numel() for tensor in nobodys),
@@ -239,10 +247,9 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
     if _is_result_unread(watched[0].built, steps[-1].place):
         return  # the optimizer is right: what its model gives is not used
     frozen = [tensor for tensor in mine if not tensor.requires_grad]
-    built: Place | None = watched[0].built
     facts: dict[str, Any] = {
         "step": steps[-1].step,
-        "cause": built or steps[-1].place,
+        "cause": chosen_at(watched[0].built or steps[-1].place, watched[0].caller),
         "optimizer": watched[0].number,
         "update": steps[-1].place,
         "updates": len(steps),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import weakref
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from torch.utils.data import dataloader
@@ -123,7 +124,8 @@ class DataHooks:
         direct = _asked_by_user(frame)
         batches.arrived(batch, direct=direct)
         if step.habits.awake:
-            step.habits.fetched(iterator, batches.origin[0], batch, frame, direct=direct)
+            in_loop = direct or _asked_by_user(frame, through_iterators=True)
+            step.habits.fetched(iterator, batches.origin[0], batch, frame, direct=in_loop)
         step.clock.leave()
         step.opens(user_frame(frame))
         self._forward.expect()
@@ -138,8 +140,21 @@ class DataHooks:
         step.batches.came(iterator, batch, is_kept=step.finite.losses.late.are_usual)
 
 
-def _asked_by_user(frame: FrameType | None) -> bool:
-    """Whether the user's own code asked for a batch, rather than a library that may fetch ahead."""
-    while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, _LOADING)):
+def _asked_by_user(frame: FrameType | None, *, through_iterators: bool = False) -> bool:
+    """Whether the user's own code asked for a batch, rather than a library that may fetch ahead.
+
+    Args:
+        frame: Where the batch is asked for.
+        through_iterators: Look past the iterators of libraries, such as a progress bar or a prepared loader. These may
+            fetch ahead too, but a loop of the user's takes the batches one by one.
+    """
+    while frame is not None and (
+        frame.f_code.co_filename.startswith((PACKAGE, _LOADING)) or (through_iterators and _is_iterator(frame.f_code))
+    ):
         frame = frame.f_back
     return frame is None or is_user_file(frame.f_code.co_filename)
+
+
+def _is_iterator(code: CodeType) -> bool:
+    is_one = bool(code.co_flags & inspect.CO_GENERATOR) or code.co_name == "__next__"
+    return is_one and not is_user_file(code.co_filename)

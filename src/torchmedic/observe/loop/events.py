@@ -91,7 +91,7 @@ class Fetched(NamedTuple):
     length: int | None
     in_order: int | None
     workers: int  # that nobody sets up
-    direct: bool  # the user's own code asked for it
+    direct: bool  # a loop of the user's takes it
     look: BatchLook = NO_LOOK
     drawn: int = 0  # items of a batch that were drawn at random, at the beginning of a pass
 

@@ -17,6 +17,7 @@ from torchmedic.diagnose.cures.edits import line_added_after, line_added_before
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.replay.trace.values import number
+from torchmedic.source.syntax import calls_in, has_line, syntax_tree
 
 
 @loop_rule("TM601", "gradients-never-cleared", GradientsNeverCleared)
@@ -65,5 +66,11 @@ def _place(evidence: LoopEvidence, incident: GradientsNeverCleared, draft: Draft
 
 
 def _is_misplaced(incident: GradientsNeverCleared) -> bool:
-    """Whether the only call that clears the gradients stands outside of the loop of the updates."""
-    return incident.cleared is not None and not incident.accumulates
+    """Whether the only call that clears the gradients stands outside of the loop of the updates.
+
+    A framework clears them when training begins, and the user's line is then the one that starts it.
+    """
+    cleared = incident.cleared
+    if cleared is None or incident.accumulates:
+        return False
+    return any(has_line(call, cleared.line) for call in calls_in(syntax_tree(cleared.file), "zero_grad"))

@@ -29,7 +29,8 @@ from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
-from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, calls_in, has_line, nodes_in, syntax_tree
+from torchmedic.source.user_variables import user_trees
 
 _SHARDING = ("fully_shard", "FullyShardedDataParallel", "FSDP", "parallelize_module")
 
@@ -124,7 +125,15 @@ def _model(evidence: LoopEvidence, incident: OptimizerOfOtherModel) -> Draft:
 def _sharded(evidence: LoopEvidence) -> Location | None:
     """The first call below the optimizer's line that gives a model sharded parameters in place of its own."""
     built = evidence.incident.cause
-    calls = (call for call in calls_in(syntax_tree(built.file), *_SHARDING) if call.lineno > built.line)
+    helpers = {
+        function.name
+        for file, tree in user_trees()
+        for function in nodes_in(tree)
+        if isinstance(function, FUNCTIONS) and any(calls_in(function, *_SHARDING))
+        if file != built.file or not has_line(function, built.line)
+    }
+    tree = syntax_tree(built.file)
+    calls = (call for call in calls_in(tree, *_SHARDING, *helpers) if call.lineno > built.line)
     first = min(calls, key=lambda call: call.lineno, default=None)
     label = "the model gets other parameters here"
     return node_location("writer", built.file, first, label) if first is not None else None
