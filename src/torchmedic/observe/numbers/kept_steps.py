@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from torchmedic.observe.numbers.func_losses import is_trained
+from torchmedic.observe.numbers.kept_values import GONE, Kept, kept
 from torchmedic.observe.step.batches import Batches, HostBatch, items_of
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.step_notes import StepNotes, device_states, line_of
@@ -36,8 +36,6 @@ _MAX_BATCH_BYTES = 64 << 20  # of all batches that are kept
 _SHARED_MEMORY_FACTOR = 4  # what lies in shared memory counts so many times
 # So many bytes may be kept of each, wherever they lie.
 _TINY_BATCH_BYTES = _MAX_BATCH_BYTES // (_SHARED_MEMORY_FACTOR * (_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS))
-_MAX_HELD_BYTES = 1 << 18  # of a tensor on a device that is held
-_MAX_HELD_HOST_BYTES = 1 << 16  # of a tensor in host memory: larger ones, held one by one, would fragment the heap
 _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
 
 
@@ -253,49 +251,3 @@ def _let_go(frame: FrameType, values: Any) -> None:
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
         # A function's: before 3.13 a copy kept by the frame. Left alone, it would hold every local past its time.
         values.clear()
-
-
-class Kept(NamedTuple):
-    """A tensor and its version: a later write to it makes it another one."""
-
-    tensor: weakref.ref[torch.Tensor]
-    alias: torch.Tensor | None  # shares the memory and the version; the user's own tensor lives no longer for it
-    version: int
-
-
-GONE = object()
-
-
-def kept(value: Any, depth: int = 2) -> Any:
-    """A value to go back to a step later; what would keep a graph or much memory alive is not kept."""
-    kind = type(value)  # `__class__` may be the user's code
-    if value is None or issubclass(kind, int | float | str):
-        return value
-    if issubclass(kind, torch.Tensor):
-        if value.requires_grad or value.is_inference() or is_trained(value):
-            return value if value.is_leaf and isinstance(value, torch.nn.Parameter) else GONE
-        limit = _MAX_HELD_HOST_BYTES if value.is_cpu else _MAX_HELD_BYTES
-        big = value.nbytes > limit if value.layout is torch.strided else True
-        return Kept(weakref.ref(value), None if big else value.detach(), value._version)
-    if hasattr(kind, "__array_interface__"):
-        return value if value.nbytes <= _MAX_HELD_HOST_BYTES else GONE
-    if depth:
-        if (kind in (tuple, list) or hasattr(kind, "_make")) and len(value) <= 16:
-            return getattr(kind, "_make", kind)([kept(item, depth - 1) for item in value])
-        if kind is dict and len(value) <= 32:
-            return {name: kept(item, depth - 1) for name, item in value.items()}
-    return GONE
-
-
-def given_back(value: Any) -> Any:
-    """What `kept` kept; GONE where some of it is not there any more or has been written to."""
-    if isinstance(value, Kept):
-        own = value.tensor()
-        tensor = own if own is not None else value.alias
-        return tensor if tensor is not None and tensor._version == value.version else GONE
-    kind = type(value)
-    if kind in (tuple, list, dict) or hasattr(kind, "_make"):
-        items = [given_back(item) for item in (value.values() if kind is dict else value)]
-        given = dict(zip(value, items, strict=True)) if kind is dict else getattr(kind, "_make", kind)(items)
-        return GONE if any(item is GONE for item in items) else given
-    return value

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from torchmedic.observe.budget import Account
-from torchmedic.observe.numbers.kept_steps import Kept, KeptBackward, KeptBackwards
+from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
+from torchmedic.observe.numbers.kept_values import Kept
 from torchmedic.observe.numbers.loss_trend import RISE, LossJumps, LossTrend
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
 from torchmedic.observe.numbers.windows import Copy, NoRoom, Window, note_end, take_copy, update_end, windows_of

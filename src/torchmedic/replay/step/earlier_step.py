@@ -18,7 +18,8 @@ import torch
 
 from torchmedic.observe.context import StepContext, StepView
 from torchmedic.observe.numbers.func_losses import is_trained
-from torchmedic.observe.numbers.kept_steps import GONE, KeptBackward, given_back
+from torchmedic.observe.numbers.kept_steps import KeptBackward
+from torchmedic.observe.numbers.kept_values import GONE, given_back
 from torchmedic.observe.step.step_notes import line_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.batch_of_then import data_of, may_be_part, place_of, stand_ins, twins
