@@ -41,8 +41,7 @@ def kept(value: Any, depth: int = 2) -> Any:
     if is_array(kind):
         if value.nbytes > _MAX_HELD_HOST_BYTES or value.dtype.hasobject:
             return GONE
-        # A copy: an array has no version that tells of a later write, and while it is held it cannot be resized, and
-        # the shared memory below it cannot be closed.
+        # A copy: an array has no version that tells of a later write, and while it is held it cannot be resized.
         return value.copy()
     if depth:
         if _is_sequence(kind) and len(value) <= 16:
