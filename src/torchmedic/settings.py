@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +25,8 @@ Recover = Literal["off", "safe", "all"]
 RUN_DIR_VARIABLE = "TORCHMEDIC_RUN_DIR"
 HOME_VARIABLE = "TORCHMEDIC_HOME"
 HIDE_VARIABLE = "TORCHMEDIC_HIDE"
+
+_OUR_TABLE = re.compile(rb"^\s*\[?\s*tool\s*\.\s*torchmedic\b", re.MULTILINE)
 
 # A cgroup tree made by a test: a real tree needs root, and a real out-of-memory kill needs all the memory.
 CGROUP_VARIABLE = "TORCHMEDIC_CGROUP_ROOT"
@@ -101,15 +104,17 @@ def _from_pyproject(folder: Path) -> dict[str, Any]:
         try:
             if not path.is_file():  # a pipe would be waited for
                 continue
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+            content = path.read_bytes()
+        except OSError:
             return {}
         import tomllib  # takes long to import, and is needed only where there is such a file
 
         try:
-            tool = tomllib.loads(text).get("tool")
-        except (ValueError, RecursionError):
-            return {}  # a broken pyproject.toml is no reason to refuse to run
+            tool = tomllib.loads(content.decode()).get("tool")
+        except (ValueError, RecursionError) as error:
+            if _OUR_TABLE.search(content):  # `confidential` may be among what cannot be read
+                raise UsageError(f"cannot read [tool.torchmedic] in {path}: {error}") from None
+            return {}  # another broken pyproject.toml is no reason to refuse to run
         section = tool.get("torchmedic", {}) if isinstance(tool, dict) else {}
         if not isinstance(section, dict):
             raise UsageError("bad setting in [tool.torchmedic]: it is not a table")

@@ -386,7 +386,56 @@ sys.setprofile(None)
 print(seen)
 """
 
+# Values that a step reads and assigns again are noted for a replay: an array is resized, its shared memory is closed,
+# an image is not asked what only an array can answer, nor a subclass anything.
+CARRIED = """
+import numpy as np
+from multiprocessing.shared_memory import SharedMemory
+
+
+class Picture:
+    def __init__(self, array):
+        self.array = array
+
+    @property
+    def __array_interface__(self):
+        return self.array.__array_interface__
+
+
+class Logged(torch.Tensor):
+    calls = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Logged.calls.append(getattr(func, "__name__", str(func)))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+image, array = Picture(np.ones((4, 8), np.float32)), np.ones((4, 8), np.float32)
+state = torch.zeros(8).as_subclass(Logged)
+for step in range(20):
+    memory = SharedMemory(create=True, size=128)
+    shared = np.ndarray((4, 8), np.float32, buffer=memory.buf)
+    shared[:] = step * 0.01
+    x = torch.from_numpy(np.asarray(image)) + torch.from_numpy(array) + torch.from_numpy(shared)
+    optimizer.zero_grad()
+    loss = model(x + state.sum()).square().mean()
+    loss.backward()
+    optimizer.step()
+    image, state = Picture(np.asarray(image) * 0.5), state * 0.5
+    del shared
+    memory.close()
+    memory.unlink()
+    array.resize((5, 8))
+    array = array[:4].copy()
+print(Logged.calls)
+print(digest(model))
+"""
+
 SCRIPTS = {
+    "carried values": CARRIED,
     "function captured in an evaluation": CAPTURED_FUNCTION,
     "dispatch mode": USERS_MODE,
     "function mode": USERS_FUNCTION_MODE,

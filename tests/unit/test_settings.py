@@ -29,6 +29,8 @@ def test_the_order_of_the_sources(tmp_path: Path) -> None:
     [
         ("[tool.torchmedic]\nformatt = 'json'", {}, "[tool.torchmedic]"),
         ("[tool.torchmedic]\nformat = 'yaml'", {}, "[tool.torchmedic]"),
+        ("[tool.ruff\n[tool.torchmedic]\nconfidential = true", {}, "cannot read [tool.torchmedic]"),
+        (" tool . torchmedic.confidential = true\na=" + "[" * 20_000, {}, "cannot read [tool.torchmedic]"),
         ("", {"TORCHMEDIC_FAIL_ON": "sometimes"}, "the environment"),
     ],
 )
@@ -49,7 +51,13 @@ def test_codes_to_ignore(tmp_path: Path) -> None:
 
 def test_a_broken_pyproject_is_its_owners_business(tmp_path: Path) -> None:
     path = tmp_path / "pyproject.toml"
-    for content in (b"[tool.torchmedic\n", b"\xff\xfe\x00", b"a=" + b"[" * 20_000, b"a=" + b"9" * 5000):
+    for content in (
+        b"[tool.ruff\n",
+        b"dependencies = [torchmedic\n",
+        b"\xff\xfe\x00",
+        b"a=" + b"[" * 20_000,
+        b"a=" + b"9" * 5000,
+    ):
         path.write_bytes(content)
         assert load({}, folder=tmp_path, environ={}) == Settings()
     path.unlink()

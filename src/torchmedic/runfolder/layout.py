@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import os
 import re
@@ -69,6 +70,8 @@ def create(requested: str | None, script: str, cwd: Path, job: str | None = None
         OSError: No folder can be made anywhere, or there is no room for the requested one.
     """
     if requested is not None:
+        if not requested:
+            raise UsageError("the name of the run folder is empty")
         path = cwd / requested
         if _is_taken(path, job):
             raise UsageError(f"cannot write to {requested}: it exists and is not empty")
@@ -77,7 +80,9 @@ def create(requested: str | None, script: str, cwd: Path, job: str | None = None
             new_folder(path, exist_ok=True)
             _sign(path, job)
         except (FileNotFoundError, NotADirectoryError, FileExistsError, PermissionError) as error:
-            raise UsageError(f"cannot make {requested}: {error.strerror}") from None
+            # What exists is a file or a link to nothing: a folder would have done.
+            reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
+            raise UsageError(f"cannot make {requested}: {reason}") from None
         return path.resolve()
     name = f"{datetime.datetime.now():%Y-%m-%dT%H%M%S}-{_slug(script)}"
     try:

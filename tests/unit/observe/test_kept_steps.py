@@ -9,6 +9,7 @@ import weakref
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ from torchmedic.observe.numbers.step_memory import StepMemory
 from torchmedic.observe.numbers.weight_copies import Rewind
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
-from torchmedic.observe.step.step_notes import StepNotes, line_of
+from torchmedic.observe.step.step_notes import StepNotes, held, line_of
 
 
 def test_a_small_tensor_is_kept_and_a_big_one_is_not_kept_alive() -> None:
@@ -48,6 +49,44 @@ class Closed:
 
 def test_an_object_that_cannot_be_asked_is_not_kept() -> None:
     assert kept(Closed()) is GONE
+
+
+class Picture:
+    """A library's image: it has the interface of an array, and nothing else of one."""
+
+    __array_interface__ = property(lambda self: {"shape": (1,), "typestr": "|u1", "data": b"x", "version": 3})
+
+
+class Maker:
+    """Its `_make` is no named tuple's."""
+
+    def _make(self, items: list[Any]) -> None:
+        raise RuntimeError(items)
+
+
+class Asked(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(func)
+
+
+@pytest.mark.parametrize(
+    "value", [Picture(), Maker(), torch.ones(2).as_subclass(Asked)], ids=lambda each: type(each).__name__
+)
+def test_what_only_looks_like_data_is_not_asked_anything(value: Any) -> None:
+    assert kept(value) is GONE
+    assert not isinstance(held(value), torch.Tensor)
+
+
+def test_an_array_is_kept_as_it_was_and_stays_free() -> None:
+    array = np.ones(4)
+    was = kept({"obs": array, "reward": np.float32(2)})
+    array[:] = 5
+    array.resize(6)  # refused while anything else refers to it
+    assert given_back(was)["obs"].tolist() == [1.0] * 4
+    assert given_back(was)["reward"] == 2
+    assert kept(np.array([object()])) is GONE
+    assert kept(np.ones(1 << 20)) is GONE
 
 
 class Transition(NamedTuple):

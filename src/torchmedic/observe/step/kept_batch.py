@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.contained import pass_signals_on
-from torchmedic.observe.step.tensors import is_mapping, tensors_in
+from torchmedic.observe.step.tensors import PLAIN, is_mapping, tensors_in
 
 _MAX_ALIASED_BYTES = 64 << 20
 _MAX_ITEMS = 256
 _MAX_DEPTH = 4
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _VALUES = frozenset({type(None), int, float, bool, str, bytes})
 _SEQUENCES = (list, tuple)
@@ -52,7 +51,7 @@ class KeptBatch:
         aliased = True
         on_host = True
         for tensor in tensors:
-            if type(tensor) not in _PLAIN:
+            if type(tensor) not in PLAIN:
                 on_host = aliased = False  # to ask a subclass anything may run code of the user's
                 continue
             if tensor.layout is _STRIDED:
@@ -79,7 +78,7 @@ class KeptBatch:
 
 def _kept(value: Any, aliased: bool, depth: int) -> Any:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return _new_tuple(_Part, (weakref.ref(value), value.detach() if aliased else _GONE))
     if kind in _VALUES:
         return value

@@ -18,6 +18,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from torchmedic.observe.device import async_devices
+from torchmedic.observe.step.tensors import PLAIN, is_array
 from torchmedic.source.user_code import outside_torch
 from torchmedic.source.user_variables import looks_at_locals
 
@@ -174,19 +175,23 @@ def line_of(code: CodeType, lasti: int) -> int:
 
 
 _MAX_HELD_BYTES = 1 << 20  # bytes of a tensor that is held strongly
+_MAX_COPIED_BYTES = 1 << 16  # bytes of an array, which is copied in every step
 
 
 def held(value: Any) -> Any:
     """A value to go back to. Big tensors, models and optimizers are held weakly: notes must not keep them alive."""
-    if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+    kind = type(value)  # `__class__` may be the user's code
+    if issubclass(kind, torch.nn.Module | torch.optim.Optimizer):
         return weakref.ref(value)
-    if isinstance(value, torch.Tensor):
-        small = (
-            value.layout is torch.strided and value.nbytes <= _MAX_HELD_BYTES
-        )  # a sparse tensor does not know its bytes
+    if issubclass(kind, torch.Tensor):
+        # A sparse tensor does not know its bytes.
+        small = kind in PLAIN and value.layout is torch.strided and value.nbytes <= _MAX_HELD_BYTES
         return value if small else weakref.ref(value)
-    if isinstance(value, tuple | list) and len(value) <= 8:
-        return type(value)(held(item) for item in value) if type(value) in (tuple, list) else value
+    if kind in (tuple, list) and len(value) <= 8:
+        return kind(held(item) for item in value)
+    if is_array(kind):  # held itself, the user's could not be resized
+        is_small = value.nbytes <= _MAX_COPIED_BYTES and not value.dtype.hasobject
+        return value.copy() if is_small else weakref.ref(value)
     return value
 
 

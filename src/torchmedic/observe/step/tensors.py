@@ -13,12 +13,18 @@ from torchmedic.contained import pass_signals_on
 
 _MAX_FRAMES = 80
 _MAX_ENTRIES = 100_000  # entries of a state that are counted
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # to ask any other class of tensors may run code of the user's
 _SEQUENCES = (list, tuple)  # to build `list | tuple` at every call takes longer than the call
 
 
 def is_mapping(value: Any) -> bool:
     """By its class alone: to ask the object itself may run a `__getattr__` of the user's, which may be what failed."""
     return isinstance(value, dict) or callable(getattr(type(value), "items", None))
+
+
+def is_array(kind: type) -> bool:
+    """Whether it is the class of a NumPy array or number. Images have only the interface of one."""
+    return getattr(kind, "__module__", None) == "numpy" and hasattr(kind, "__array_interface__")
 
 
 def tensors_in(value: Any, depth: int = 4) -> list[torch.Tensor]:
