@@ -22,6 +22,7 @@ _FAR = 8.0  # times the lowest level that the loss has had
 _FAR_OF_FIRST = 0.5  # of the first loss: all that was learned is lost
 _FAR_BELOW_ZERO = 8.0  # times the size of the first loss
 _STILL = 0.02  # of the first losses
+_AT_CHANCE = 0.9  # of the first loss: that of a model that guesses is a little above what guessing comes to
 _DIP = 1  # updates with a far loss that one with an ordinary loss outweighs: most of the losses must be far
 
 
@@ -32,7 +33,7 @@ class LossTrend:
         self.usual = abs(loss)
         self.lost = 0  # updates in a row whose loss was far beyond the first ones
         self.far = 0  # updates with a loss far from its earlier level, for as long as most of the losses are
-        self.stuck = 0  # updates with a loss above the first, most of the losses since a rise at the very beginning
+        self.stuck = 0  # updates with a loss about the first or above it, since a rise at the very beginning
         self._first = [loss]
         self._lowest = abs(loss)  # usual size so far
         self.limit = inf  # a larger loss is far beyond the first ones
@@ -60,8 +61,8 @@ class LossTrend:
     def _is_stuck(self, loss: float) -> bool:
         """Whether the first updates have made the loss many times larger, and a loss is not clearly below the first."""
         first = self._first[0]
-        is_above = loss >= (1 - _STILL) * first  # or at chance, as the first was
-        return len(self._first) == _FIRST_LOSSES and max(self._first) > RISE * first > 0 and is_above
+        has_jumped = len(self._first) == _FIRST_LOSSES and max(self._first) > RISE * first > 0
+        return has_jumped and loss >= _AT_CHANCE * first
 
     def _is_far(self, loss: float) -> bool:
         """Whether a loss is far above its lowest level and its beginning, or far below zero."""

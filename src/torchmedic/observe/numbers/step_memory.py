@@ -220,7 +220,8 @@ class StepMemory:
         is_alone = len(self._trends) == 1 or loss < 0  # a loss of several may rise because another falls, as of a GAN
         if is_alone and not self.is_far:
             self._note_far(max(trend.far, trend.stuck // _UPDATES_PER_STUCK))
-            ceiling *= not (trend.far or self._jumps.updates_left)  # 0: every loss is looked at
+            # 0: every loss is looked at, as the answer must not depend on the time that there is to look.
+            ceiling *= not (trend.far or trend.stuck or self._jumps.updates_left)
         if ceiling > self.ceiling or is_alone:
             self.ceiling = min(ceiling, trend.limit)
         if not self.is_lost and any(each.lost for each in self._trends.values()):
