@@ -1,8 +1,8 @@
 """Gradients that are clipped at a time when it has no effect: before `backward`, or after the update that uses them.
 
 In each turn the clip comes before the first `backward`, gradients are cleared before that `backward`, and no clip
-follows up to the update. So what it clips is nothing, or it is cleared before anybody uses it. The gradients may belong
-to anybody where there are several optimizers, so nothing is said then.
+follows up to the update. So what it clips is nothing, or it is cleared before anybody uses it. The clipped tensors must
+be known to be those of the only optimizer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         return
     clips = [_useless_clip(turn) for turn in turns]
     last, step = clips[-1], known[-1].step
-    if last is None or step is None or any(clip is None or clip.site != last.site for clip in clips):
+    if (
+        last is None
+        or step is None
+        or last.who != number
+        or any(clip is None or clip.site != last.site for clip in clips)
+    ):
         return
     yield ClipWithoutEffect(
         step=step.step,

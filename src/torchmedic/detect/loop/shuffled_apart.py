@@ -118,7 +118,7 @@ def _are_kept(dataset: Any, tree: ast.AST, block: Sequence[ast.stmt], names: tup
         if not isinstance(node, ast.ClassDef) or node.name != type(dataset).__name__ or block[0] not in ast.walk(node):
             continue
         first, second = (_attributes_of(name, other, block) for name, other in (names, names[::-1]))
-        values = vars(dataset)
+        values = getattr(dataset, "__dict__", {})  # none with `__slots__`
         return any(
             _fit(values.get(one), values.get(another)) and _gives_both(node, one, another)
             for one in first

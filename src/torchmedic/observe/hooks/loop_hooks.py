@@ -109,7 +109,7 @@ class HabitHooks:
 
     def _clip_begins(self, frame: FrameType, *args: Any, **kwargs: Any) -> None:
         bound = args[1] if len(args) > 1 else kwargs.get("max_norm", kwargs.get("clip_value"))
-        self._habits.clip_begins(bound, frame)
+        self._habits.clip_begins(args[0] if args else kwargs.get("parameters"), bound, frame)
 
     def _scheduled(self, scheduler: Any, frame: FrameType) -> None:
         is_initial = getattr(scheduler, "_step_count", None) == 0  # the call of its own constructor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
@@ -151,8 +151,19 @@ class EventWriter(Habits):
             self.judge()
 
     @contained("observe.habits")
-    def clip_begins(self, bound: Any, frame: FrameType) -> None:
-        self._add("clip", 0, frame, float(bound) if isinstance(bound, float | int) else None)
+    def clip_begins(self, clipped: Any, bound: Any, frame: FrameType) -> None:
+        owner = self._owner_of(clipped)
+        self._add("clip", owner, frame, float(bound) if isinstance(bound, float | int) else None)
+
+    def _owner_of(self, clipped: Any) -> int:
+        """The optimizer of the first clipped tensor; 0 where it is not known, as of a generator of the user's."""
+        if isinstance(clipped, GeneratorType) and clipped.gi_code is torch.nn.Module.parameters.__code__:
+            clipped = list(clipped.gi_frame.f_locals["self"].parameters()) if clipped.gi_frame is not None else []
+        first = clipped[0] if isinstance(clipped, list | tuple) and clipped else clipped
+        for number, watched in self.optimizers.items():
+            if any(tensor is first for tensor in watched.parameters):
+                return number
+        return 0
 
     @contained("observe.habits")
     def clip_ended(self) -> None:
