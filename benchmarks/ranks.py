@@ -1,6 +1,6 @@
 """Jobs of several ranks: the cost of a step of DistributedDataParallel on gloo, and the time until a verdict.
 
-    python benchmarks/ranks.py [--seconds 20] [--rounds 3] [--output NAME]
+    python benchmarks/ranks.py [--seconds 20] [--rounds 3] [--only-steps] [--output NAME]
 
 The cost is measured in two ranks, in blocks of steps with and without torchmedic in turns, and compared block by block.
 `rank part` is torchmedic compared with torchmedic without its log of collectives and its facts of a rank. The times
@@ -268,9 +268,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, for each model")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind that fail")
+    parser.add_argument("--only-steps", action="store_true", help="the cost of a step, without accounts and verdicts")
     parser.add_argument("--output", help="name of the result files")
     arguments = parser.parse_args()
     steps, entries = overhead(arguments.seconds)
+    if arguments.only_steps:
+        print(json.dumps({"load": os.getloadavg()[0], "steps": steps, "entry_us": entries}, indent=1))
+        return
     result: dict[str, Any] = {
         **environment("cpu"),
         "load": os.getloadavg()[0],
