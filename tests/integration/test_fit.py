@@ -188,11 +188,19 @@ for _ in range(4):
 NO_STEP = "import torch\nprint(torch.zeros(3).cuda().sum())\n"
 BROKEN = "import torch\nmodel = torch.nn.Linear(3, 4).cuda()\nmodel(torch.zeros(2, 5).cuda())\n"
 
+PACKED = LSTM.replace("self.words(x))[0]", "packed(self.words(x), LENGTHS, True, False))[0].data").replace(
+    "y).backward()", "y[: LENGTHS.sum()]).backward()"
+)
+PACKED = PACKED.replace(
+    "BATCH = 32", "BATCH, LENGTHS, packed = 32, torch.tensor([20, 5, 12, 3] * 8), nn.utils.rnn.pack_padded_sequence"
+).replace(".flatten(0, 1)", "")
+
 SCRIPTS = {
     "plain": PLAIN,
     "trainer": TRAINER,
     "amp": AMP,
     "lstm": LSTM,
+    "packed": PACKED,
     "host": HOST,
     "traps": TRAPS,
     "codebook": CODEBOOK,
@@ -293,6 +301,13 @@ def test_a_recurrent_layer(followed: dict[str, Any]) -> None:
     recurrent = weights(4 * 128 * 64, 4 * 128 * 128, 8 * 128, 4 * 128 * 128, 4 * 128 * 128, 8 * 128)
     assert found["made"]["parameters"] == recurrent + weights(1000 * 64, 128 * 1000, 1000)
     assert found["rows"]["activations"] >= 32 * 20 * 128 * 11 * 4  # the reserve of cuDNN
+
+
+def test_sequences_without_their_padding(followed: dict[str, Any]) -> None:
+    found, padded = followed["packed"], followed["lstm"]
+    assert (found["error"], found["steps"]) == ("", 2)
+    assert found["made"]["parameters"] == padded["made"]["parameters"]
+    assert found["made"]["activations"] < 0.75 * padded["made"]["activations"]  # half of each batch is padding
 
 
 def test_traps_of_fake_tensors(followed: dict[str, Any], tmp_path: Path) -> None:

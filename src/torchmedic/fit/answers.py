@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torchmedic.fit.cards import Card
 from torchmedic.records.fit import Trace
-from torchmedic.replay.fake.known_values import tensors_of
+from torchmedic.replay.fake.known_values import for_real, tensors_of
 from torchmedic.replay.fake.recurrent import answer as recurrent
 
 Answer = Callable[[Trace, Any, Any, Any], Any]
@@ -83,6 +84,42 @@ def _recurrent(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return recurrent(func, args, kwargs)
 
 
+def _packed(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """The rows of sequences without their padding, and how many sequences are left at each time."""
+    given, lengths, batch_first = args
+    rows, times = given.shape[:2] if batch_first else given.shape[1::-1]
+    if isinstance(lengths, FakeTensor):
+        _note(trace, _LARGEST)
+        known = [times] * rows
+    else:
+        known = for_real(torch.Tensor.tolist, (lengths,), {})
+    left = [sum(length > time for length in known) for time in range(max(known, default=0))]
+    return given.new_empty((sum(left), *given.shape[2:])), for_real(torch.tensor, (left,), {})
+
+
+def _packed_backward(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0].new_empty(args[1])
+
+
+def _alike_first(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    return torch.empty_like(args[0])
+
+
+def _rms_norm(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result, and the factor of each row, which backward needs."""
+    given, shape = args[:2]
+    rows = (*given.shape[: given.dim() - len(shape)], *[1] * len(shape))
+    return torch.empty_like(given), given.new_empty(rows, dtype=torch.float32)
+
+
+def _rms_norm_backward(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    given, weight, wanted = args[1], args[4], args[5]
+    return (
+        torch.empty_like(given) if wanted[0] else None,
+        torch.empty_like(weight) if wanted[1] and weight is not None else None,
+    )
+
+
 def _ctc_loss(trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """The losses, and a table of a value for each label of the longest target, with blanks between, at each time."""
     scores, targets = args[:2]
@@ -108,6 +145,8 @@ ANSWERS: dict[Any, Answer] = {
     _aten._unique2.default: _unique,
     _aten._cudnn_rnn.default: _recurrent,
     _aten._cudnn_rnn_backward.default: _recurrent,
+    _aten._pack_padded_sequence.default: _packed,
+    _aten._pack_padded_sequence_backward.default: _packed_backward,
     _aten._amp_update_scale_.default: _write,
 }
 _CTC: dict[str, Answer] = {
@@ -116,9 +155,16 @@ _CTC: dict[str, Answer] = {
     "_ctc_loss": _ctc_loss,
     "_ctc_loss_backward": _ctc_loss_backward,
 }
+# A card has one kernel for each of these. A build without CUDA takes them apart, unless it is told of the kernels.
+WHOLE: dict[str, Answer] = {
+    "silu_backward": _alike_first,
+    "mish_backward": _alike_first,
+    "_fused_rms_norm": _rms_norm,
+    "_fused_rms_norm_backward": _rms_norm_backward,
+}
 ANSWERS |= {
     getattr(getattr(_aten, name), overload): answer
-    for name, answer in _CTC.items()
+    for name, answer in (_CTC | WHOLE).items()
     for overload in ("default", "Tensor")
     if hasattr(getattr(_aten, name, None), overload)
 }

@@ -14,13 +14,14 @@ import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from torchmedic.errors import TorchmedicError
+from torchmedic.fit.answers import WHOLE
 from torchmedic.fit.cards import Card
 from torchmedic.replay.isolation.torch_state import replaced
 from torchmedic.replay.shadow.fake_cuda import Nothing, quiet_cuda
@@ -133,7 +134,7 @@ def _backward_works() -> bool:
 @contextlib.contextmanager
 def pretended(card: Card) -> Iterator[None]:
     """Answer every question about CUDA as if this card were there, until the end of the block."""
-    with _device_guard(), contextlib.ExitStack() as stack:
+    with _device_guard(), _kernels_of_a_card(), contextlib.ExitStack() as stack:
         for owner, name, value in _answers(card):
             if name in vars(owner) or hasattr(owner, name):
                 stack.enter_context(replaced(owner, name, value))
@@ -146,6 +147,24 @@ def pretended(card: Card) -> Iterator[None]:
         torch._C._set_only_lift_cpu_tensors(True)
         stack.enter_context(_device_not_in_use())
         yield
+
+
+@contextlib.contextmanager
+def _kernels_of_a_card() -> Iterator[None]:
+    """Tell a build without CUDA which operations a card carries out whole; it would take them apart otherwise."""
+    library = torch.library.Library("aten", "IMPL")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in WHOLE:
+        if hasattr(torch.ops.aten, name) and not has_kernel(f"aten::{name}", "CUDA"):
+            library.impl(name, _never_called, "CUDA")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _never_called(*args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedError("this kernel stands for one of a card")
 
 
 def _always(value: Any) -> Callable[..., Any]:

@@ -116,6 +116,30 @@ def test_activations_are_those_of_the_card() -> None:
     assert kept <= rows["activations"] <= kept + 64
 
 
+@pytest.mark.parametrize("activation", [F.silu, F.mish])
+def test_the_gradient_of_an_activation_is_one_kernel(activation: Callable[[Any], Any]) -> None:
+    """GELU has one kernel in every build. A build without CUDA would take the others apart, with temporaries."""
+
+    def step(function: Callable[[Any], Any]) -> None:
+        x = torch.zeros(2**20, device="cuda", requires_grad=True)
+        function(x).sum().backward()
+        torch.optim.SGD([x], 0.1).step()
+
+    peaks = [torchmedic.predict(lambda f=f: step(f)).need.allocated for f in (F.gelu, activation)]  # type: ignore[misc]
+    assert peaks[0] == peaks[1]
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="this torch has no kernel for the norm")
+def test_a_root_mean_square_norm_keeps_a_factor_for_each_row() -> None:
+    def step() -> None:
+        x = torch.zeros(2048, 512, device="cuda", requires_grad=True)
+        F.rms_norm(x * 1, (512,), torch.ones(512, device="cuda", requires_grad=True)).square().sum().backward()
+        torch.optim.SGD([x], 0.1).step()
+
+    kept = 2 * 2048 * 512 * 4 + 2048 * 4  # what is normalised, the result, which `square` keeps, and the factors
+    assert kept <= rows_of(torchmedic.predict(step))["activations"] <= kept + 2048 * 512 * 4  # the square itself
+
+
 def test_autocast_follows_the_rules_of_cuda() -> None:
     model = nn.Linear(256, 256)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
