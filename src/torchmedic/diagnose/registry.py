@@ -141,6 +141,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "shapes.wrong_target_dtype",
     "devices.label_out_of_range",
     "devices.index_out_of_range",
+    "devices.tensor_out_of_reach_of_numpy",
     "devices.value_out_of_domain",
     "modules.module_not_initialised",
     "modules.missing_module_attribute",
