@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from torchmedic.source.live_frames import Frame
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, function_of
+from torchmedic.source.syntax import FUNCTIONS, LOOPS, blocks, function_of
 
 Binding = ast.AST
 Bindings = frozenset[Binding]
@@ -181,9 +181,27 @@ def assignments(frame: Frame, name: str) -> list[ast.AST]:
     if frame.statement is None or not isinstance(body, FUNCTIONS | ast.Module):
         return []
     found = reaching(body.body, name, frame.statement)
+    if len(found) > 1:
+        found = frozenset(each for each in found if not _has_never_run(each, body, frame)) or found
     if found == {ENTRY} and name not in parameters(frame):
         return []
     return sorted(found, key=lambda node: getattr(node, "lineno", 0))
+
+
+def _has_never_run(binding: ast.AST, body: ast.AST, frame: Frame) -> bool:
+    """Whether a binding cannot have run yet: a name that is bound before it, in the same block, has no value.
+
+    So it is in the first round of a loop, for the statements behind the one that the frame is at.
+    """
+    block = next((each for part in ast.walk(body) for each in blocks(part) if binding in each), [])
+    before = block[: block.index(binding) + 1] if binding in block else []
+    targets = [target for each in before if isinstance(each, ast.Assign) for target in each.targets]
+    parts = [part for target in targets for part in ast.walk(target)]
+    bound = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    unbound = bound - frame.variables.keys()
+    return bool(unbound) and not any(
+        isinstance(part, ast.Name) and isinstance(part.ctx, ast.Del) and part.id in unbound for part in ast.walk(body)
+    )
 
 
 def assignment_before(frame: Frame, name: str) -> ast.AST | None:

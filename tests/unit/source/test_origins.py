@@ -157,6 +157,19 @@ def test_of_a_part_of_a_batch(tmp_path: Path) -> None:
     assert origin_line(tmp_path, source) == 2
 
 
+def test_what_stands_behind_the_line_has_not_run_in_the_first_round(tmp_path: Path) -> None:
+    source = """\
+    import torch
+    x = torch.zeros(2, 3)
+    for _ in range(4):
+        y = x @ torch.ones(WIDTH, 3)
+        x = y + 1
+    """
+    (tmp_path / "later").mkdir()
+    assert origin_line(tmp_path, source.replace("WIDTH", "4")) == 2
+    assert origin_line(tmp_path / "later", source.replace("WIDTH", "3 + _")) is None
+
+
 def test_where_a_branch_may_have_been_taken_nothing_is_said(tmp_path: Path) -> None:
     source = """\
     import torch

@@ -30,6 +30,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     tensor: torch.Tensor
     node: ast.expr | None = None
     frame: Frame | None = None
+    holder: ast.expr | None = None  # the argument that holds the tensor, where the tensor has no expression of its own
 
     @property
     def device(self) -> torch.device:
@@ -99,7 +100,14 @@ def _placed(frames: list[Frame], frame: Frame, call: Call | None) -> Iterator[Pl
             yield Placed(text=passed[1].text, tensor=argument.tensor, node=passed[1].node, frame=passed[0])
         else:
             text = (argument.text or argument.name).removeprefix("self.")
-            yield Placed(text=text, tensor=argument.tensor)
+            holder = _holder(call, argument.tensor) if call is not None and frame.is_user else None
+            yield Placed(text=text, tensor=argument.tensor, frame=frame if holder is not None else None, holder=holder)
+
+
+def _holder(call: Call, tensor: torch.Tensor) -> ast.expr | None:
+    """The argument of a call that is a list or tuple with a tensor."""
+    held = (each for each in call.arguments if isinstance(each.value, list | tuple))
+    return next((each.node for each in held if any(item is tensor for item in each.value)), None)
 
 
 def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,8 @@ from torchmedic.replay.step.trial import node_at
 from torchmedic.source.bindings import function_body, own_statements
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import read
-from torchmedic.source.syntax import callee, calls_in, nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, function_of, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.user_code import is_user_file
 
 FACTORIES = frozenset(
     "tensor as_tensor zeros ones empty full eye arange linspace logspace rand randn randint randperm normal "
@@ -164,6 +166,25 @@ def _made_without_device(stray: Stray) -> Reason | None:
     return None
 
 
+def _made_in_function(stray: Stray) -> Reason | None:
+    """A function of the user's returns what a factory makes without a device: `state = model.first_state(16)`."""
+    call = stray.origin.value if stray.origin is not None else None
+    if not isinstance(call, ast.Call) or stray.device.type != "cpu":
+        return None
+    functions = (read(call.func, frame) for frame in reversed(stray.evidence.frames))
+    code = next((found.__code__ for found in functions if inspect.isfunction(found) or inspect.ismethod(found)), None)
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    body = function_of(syntax_tree(code.co_filename), code)
+    returned = [each for each in own_nodes(body) if isinstance(each, ast.Return)] if body is not None else []
+    calls = [call for each in returned for call in calls_in(each)]
+    given = {keyword.arg for each in calls for keyword in each.keywords}
+    if given & {"device", None} or any(callee(each) in _MOVES for each in calls):
+        return None
+    made = [each for each in calls if callee(each) in MAKERS]
+    return _made_on(stray, callee(made[0]), code.co_filename, made[:1], ()) if made else None
+
+
 def _not_moved(stray: Stray) -> Reason | None:
     """The input was not brought to where the model is."""
     evidence, split, placed, origin = stray.evidence, stray.split, stray.placed, stray.origin
@@ -191,5 +212,6 @@ _EXPLANATIONS = (
     late_module,
     other_module,
     _made_without_device,
+    _made_in_function,
     _not_moved,
 )

@@ -91,7 +91,7 @@ class Stray:
     @functools.cached_property
     def origin(self) -> Origin | None:
         """The statement that the stray comes from, or the variable that it is a part of."""
-        node, frame = self.placed.node, self.placed.frame
+        node, frame = self.placed.node or self.placed.holder, self.placed.frame
         if node is None or frame is None:
             return None
         own = origin_of(self.evidence.frames, frame, node)
