@@ -13,6 +13,7 @@ and change cores after every block.
     python benchmarks/turns.py [--device cuda] [--models mlp cnn] [--processes 4] [--seconds 20] [--clock cpu]
     python benchmarks/turns.py --at-once --block 2 --seconds 60       # on the CPU
     python benchmarks/turns.py --kinds plain torchmedic recover      # `recover` is torchmedic run --recover safe
+    python benchmarks/turns.py --ranks 2 --block 2       # jobs of two ranks: torchrun, DistributedDataParallel on gloo
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -80,9 +82,10 @@ def measure(
     kinds: Sequence[str] = ("plain", "torchmedic"),
     block: float = BLOCK_SECONDS,
     at_once: bool = False,
+    ranks: int = 1,
 ) -> dict[str, list[float]]:
     """The seconds of a step in each process of each kind, smallest first."""
-    if at_once:
+    if at_once or ranks > 1:
         os.environ["OMP_NUM_THREADS"] = "1"
     script = [str(Path(__file__).resolve()), "--worker", model, "--device", device, "--clock", clock]
     script += ["--loads"] if loads else []
@@ -95,7 +98,7 @@ def measure(
                 watched = ["-m", "torchmedic", "run", "--stall-after", "0", "--output", f"{folder}/{kind}-{number}"]
                 watched += ["--recover", "safe"] if kind == "recover" else []
                 watched = watched if kind != "plain" else []
-                started.append(Process(kind, [sys.executable, *watched, *script, "--kind", kind]))
+                started.append(Process(kind, [sys.executable, *launcher(ranks), *watched, *script, "--kind", kind]))
                 closing.callback(started[-1].close)
                 if device == "cpu" and not at_once:  # threads of two processes that spin would wait for each other
                     warm.append(started[-1].answer())
@@ -105,6 +108,15 @@ def measure(
         while time.monotonic() < end or len(started[0].blocks) < 4:
             (together if at_once else in_turn)(started, steps)
     return {kind: sorted(each.step_seconds for each in started if each.kind == kind) for kind in kinds}
+
+
+def launcher(ranks: int) -> list[str]:
+    if ranks == 1:
+        return []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
+    return ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *address]
 
 
 def in_turn(started: Sequence[Process], steps: int) -> None:
@@ -138,6 +150,9 @@ def work(model: str, device: str, clock: str, kind: str, *, loads: bool) -> None
 
     build = next(build for build in (mlp, *MODELS[device]) if build.__name__ == model)
     loop = Loop(build, device, CLOCKS[clock], loads=loads)
+    if "WORLD_SIZE" in os.environ:
+        work_as_rank(loop)
+        return
     begun = time.monotonic()
     for number in range(1 << 20):
         loop.block(1)
@@ -151,6 +166,27 @@ def work(model: str, device: str, clock: str, kind: str, *, loads: bool) -> None
             if core >= 0:
                 os.sched_setaffinity(0, {core})
             print(loop.block(steps), flush=True)
+
+
+def work_as_rank(loop: Any) -> None:
+    """Be one rank of a job. Rank 0 hears whose turn it is, and passes that on through the store: no collective is added."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    loop.model = DistributedDataParallel(loop.model)
+    store, is_first = dist.distributed_c10d._get_default_store(), dist.get_rank() == 0
+    loop.block(WARM_UP_STEPS)
+    seconds = loop.block(5)
+    for number in range(1 << 20):
+        if is_first:
+            print(seconds, flush=True)
+            store.set(f"turn{number}", sys.stdin.readline() or "end")
+        line = store.get(f"turn{number}").decode()
+        if line == "end":
+            break
+        seconds = loop.block(int(line.split()[0]))
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -189,6 +225,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["plain", "torchmedic"])
     parser.add_argument("--block", type=float, default=BLOCK_SECONDS, help="seconds of a block")
     parser.add_argument("--at-once", action="store_true", help="all processes at the same time, a core for each")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks of each job, on gloo")
     parser.add_argument("--worker", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -206,11 +243,12 @@ def main() -> None:
             kinds=args.kinds,
             block=args.block,
             at_once=args.at_once,
+            ranks=args.ranks,
         )
         plain = low(found["plain"])
         for kind, values in found.items():
             each = " ".join(f"{value * 1e6:.0f}" for value in values)
-            name = model + (", DataLoader" if args.loads else "")
+            name = model + (", DataLoader" if args.loads else "") + (f", {args.ranks} ranks" if args.ranks > 1 else "")
             print(f"{name:16s} {kind:28s} {low(values) * 1e6:8.1f} us {low(values) / plain:.4f}x  ({each})", flush=True)
 
 
