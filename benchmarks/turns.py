@@ -169,7 +169,7 @@ def work(model: str, device: str, clock: str, kind: str, *, loads: bool) -> None
 
 
 def work_as_rank(loop: Any) -> None:
-    """Be one rank of a job. Rank 0 hears whose turn it is, and passes that on through the store: no collective is added."""
+    """Be one rank of a job. Rank 0 hears whose turn it is, and tells the others through the store."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
