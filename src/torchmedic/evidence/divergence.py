@@ -85,6 +85,8 @@ class Divergence:
         """
         if course is None or self.is_falling or not course.is_finite or len(course.losses) < len(self.still.losses):
             return False
+        if self.original.is_finite and not _has_risen(self.original, self.still, _GROWN_SLOWLY) and _is_away(course):
+            return False  # the loss of the step after would show it
         pairs = list(zip(self.losses(course), self.losses(self.still), strict=True))
         several = len(self.optimizers) > 1
         bound = _SEVERAL_BOUND if several else _BOUND
@@ -214,6 +216,11 @@ def _has_risen(original: Course, still: Course, factor: float) -> bool:
     return any(
         math.isfinite(now) and abs(now) > factor * (max(abs(before), usual) or 1.0) + 1e-6 for now, before in pairs
     )
+
+
+def _is_away(course: Course) -> bool:
+    """Whether the weights at the end of a course are others."""
+    return course.weights[-1] > _GROWN * course.weights[0] or course.distances[-1] > 1
 
 
 def _grows_steadily(now: list[float], before: list[float]) -> bool:

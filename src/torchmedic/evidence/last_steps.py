@@ -56,13 +56,13 @@ def divergences(
         windows.reverse()  # of a loss below zero, the terms that made it so decide by now
     for window in windows:
         updates = any(call.ends or call.by_hand for call in window.calls)
-        is_known = memory.is_lost or memory.is_far  # the loss has grown, if not in these steps
+        is_known = memory.is_lost or memory.has_left  # the loss has grown, if not in these steps
         if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
             continue
         found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
         # What happened long ago explains the present only if training was lost then.
-        is_of_now = window.reaches_present or (window.is_departure and memory.is_far)
-        for_long = memory.is_far and is_of_now
+        is_of_now = window.reaches_present or (window.is_departure and memory.has_left)
+        for_long = memory.has_left and is_of_now
         is_over = found is not None and not window.is_departure and not found.is_falling
         if found is not None and is_over and _has_recovered(window, found):
             found, reason = None, "the loss grew, and came back to its level before the present step"

@@ -274,6 +274,8 @@ class Agent:
             self.clock.flush()
             self.clock.box.mark_clean_exit()
         self.publish_collectives("ended")
+        if not self.raised_at:
+            self.finite.run_ends()
         self.habits.standstill.ending(self.clock.updates, is_loss_still=self.finite.memory.is_still)
         if self.step.ranks is not None:
             self.step.ranks.exiting()

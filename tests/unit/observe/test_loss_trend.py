@@ -58,7 +58,7 @@ def test_a_loss_that_runs_away_below_zero_is_far() -> None:
 
 
 def _memory(**values: Any) -> Any:
-    memory = SimpleNamespace(is_lost=False, is_far=False, lost_updates=0, forgotten=0)
+    memory = SimpleNamespace(is_lost=False, has_left=False, is_far=False, lost_updates=0, forgotten=0)
     memory.forget_far = lambda: setattr(memory, "forgotten", memory.forgotten + 1)
     vars(memory).update(values)
     return memory
@@ -74,6 +74,27 @@ def test_each_question_is_asked_once() -> None:
         assert question.answer(lambda: asked.append("lost")) is None
     assert asked == ["far", "lost"]
     assert memory.forgotten == 1
+
+
+def test_an_early_answer_is_told_if_the_run_ends_so_or_the_loss_stays_far() -> None:
+    finding: Any = SimpleNamespace(is_tentative=False)
+    memory, asked = _memory(has_left=True), []
+    question = GrowthQuestion(memory)
+    for _ in range(3):
+        assert question.answer(lambda: asked.append("early") or finding) is None
+    assert question.last_word() is finding
+    memory.has_left = False
+    assert question.last_word() is None
+    memory.has_left = memory.is_far = True
+    assert question.answer(lambda: asked.append("far")) is finding  # type: ignore[arg-type,return-value]
+    assert asked == ["early"]
+
+
+def test_an_early_answer_that_is_tentative_is_not_told_at_the_end() -> None:
+    question = GrowthQuestion(_memory(has_left=True))
+    finding: Any = SimpleNamespace(is_tentative=True)
+    question.answer(lambda: finding)
+    assert question.last_word() is None
 
 
 def test_a_tentative_answer_waits_for_a_recovery() -> None:

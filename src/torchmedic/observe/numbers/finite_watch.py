@@ -218,6 +218,12 @@ class FiniteWatch:
             self._publish(found)
         return found is not None
 
+    def run_ends(self) -> None:
+        """The process ends, and no exception was the reason: a loss that has grown will not come back."""
+        found = self._question.last_word() if self.on else None
+        if found is not None:
+            self._publish(found)
+
     # Steps that are only glanced at
 
     def witness(self, optimizer: Any) -> Witness | None:

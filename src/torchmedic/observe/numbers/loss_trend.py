@@ -61,7 +61,7 @@ class LossTrend:
     def _is_stuck(self, loss: float) -> bool:
         """Whether the first updates have made the loss many times larger, and a loss is not clearly below the first."""
         first = self._first[0]
-        has_jumped = len(self._first) == _FIRST_LOSSES and max(self._first) > RISE * first > 0
+        has_jumped = max(self._first) > RISE * first > 0
         return has_jumped and loss >= _AT_CHANCE * first
 
     def _is_far(self, loss: float) -> bool:

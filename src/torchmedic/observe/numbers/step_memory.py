@@ -72,6 +72,7 @@ class StepMemory:
         self.ceiling = inf  # a loss above it is worth a closer look
         self.lost_updates = 0  # in a row, until now, whose loss was far beyond the first ones
         self.is_lost = False  # the loss is so large, and has been for so long, that it cannot be meant
+        self.has_left = False  # the loss has left its earlier level, and may come back
         self.is_far = False  # the loss left its earlier level long ago, and did not come back
         self._pinned: list[Window] = []  # what can be run again of the updates in which the loss left its level
         self._jumps = LossJumps()
@@ -188,7 +189,8 @@ class StepMemory:
         """
         rises = self._note(place, loss)
         if self._jumps.updates_left and self._jumps.has_killed(optimizer, loss, is_readable=not self.is_late):
-            self.is_far, self._pinned = True, self._jumps.windows
+            self.has_left = self.is_far = True
+            self._pinned = self._jumps.windows
         if not self.is_open:
             return
         call = self._kept.calls[-1] if self._kept.calls else None
@@ -241,6 +243,7 @@ class StepMemory:
             self._pinned = self._departure()
         elif not updates:
             self._pinned = []
+        self.has_left = updates >= _UPDATES_OF_LOST_TRAINING
         self.is_far = updates >= _UPDATES_OF_FAR_LOSS
 
     # Copies

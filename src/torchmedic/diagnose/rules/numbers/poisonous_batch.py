@@ -43,6 +43,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     position = _outlier(divergence) if divergence is not None else None
     if divergence is None or position is None or divergence.is_falling:
         return None
+    tensor, rows = _outlying(divergence, position)
+    if tensor is None and position == divergence.positions[-1]:
+        return None  # the steps from then on may all have such a loss, as one with a new term
     unit = divergence.trajectory.units[position]
     course = divergence.course(Change(f"without batch {position}", without=position))
     if course is None or not course.is_finite or not divergence.is_bounded(course, leave_out=position):
@@ -55,7 +58,6 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         f"the batch of step {step} threw the weights off",
         f"with the same weights the loss of this batch is {ratio:.3g} times that of the others",
     )
-    tensor, rows = _outlying(divergence, position)
     items = _items(unit, rows)
     label = f"extreme values in {items}" if items else "extreme values in this batch"
     if tensor is not None:
