@@ -412,7 +412,7 @@ class Logged(torch.Tensor):
 
 
 model = nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 image, array = Picture(np.ones((4, 8), np.float32)), np.ones((4, 8), np.float32)
 state = torch.zeros(8).as_subclass(Logged)
 for step in range(20):

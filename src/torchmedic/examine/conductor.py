@@ -5,6 +5,7 @@ This module is loaded in every watched process, so it imports the stages where t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -77,7 +78,9 @@ class Conductor(GrowthConductor):
     ) -> Finding | None:
         from torchmedic.examine.nonfinite import explain_nonfinite
 
-        return explain_nonfinite(optimizer, frame, quantity, stage, self._agent)
+        found = explain_nonfinite(optimizer, frame, quantity, stage, self._agent)
+        gc.collect()  # what was replayed has references to the user's objects, and the run goes on
+        return found
 
     def publish(self, finding: Finding) -> None:
         diagnosis = finding.diagnosis

@@ -29,7 +29,9 @@ class GrowthQuestion:
         if not is_new and not is_new_for_long:
             if memory.has_left and not self._is_asked_early:
                 self._is_asked_early = True
-                self._early = examine()
+                early = examine()
+                # Without what was recorded: the run goes on, and its objects shall not live longer.
+                self._early = Finding(early.diagnosis, is_tentative=early.is_tentative) if early else None
             return self._settled() if self._tentative is not None else None
         self._is_asked, self._is_asked_for_long = memory.is_lost, memory.is_far
         early = self._early if is_new_for_long and memory.has_left else None
