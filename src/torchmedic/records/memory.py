@@ -76,8 +76,8 @@ class HostAlarm(msgspec.Struct, frozen=True, kw_only=True):
     `seconds_left` is None if memory does not run out soon, but the host makes little progress because memory is short.
     `growing` is the process of the run that has grown most, and by how many bytes; it `trains`, or `loads` data for a
     process that does. `together` is the growth of all growing processes, `alike` the number of those that grew about as
-    much as that one. `size_when_asked` is the memory of the growing process when it told its `holders`, None if it was
-    not asked. `step`, `file` and `line` are the current place of the training.
+    much as that one. `size_when_told` is the memory of the growing process when it told its `holders`, None if that
+    is not known. `step`, `file` and `line` are the current place of the training.
     """
 
     samples: tuple[MemorySample, ...]
@@ -88,7 +88,7 @@ class HostAlarm(msgspec.Struct, frozen=True, kw_only=True):
     together: int = 0
     alike: int = 1
     holders: tuple[HeldMemory, ...] = ()
-    size_when_asked: int | None = None
+    size_when_told: int | None = None
     pinned: int = 0
     rank: int = 0
     step: int | None = None

@@ -178,6 +178,31 @@ def test_an_answer_is_compared_with_the_size_that_the_process_had_then(
     assert (diagnosis.cause_location.file, diagnosis.cause_location.line) == ("train.py", 3)
 
 
+def test_a_report_is_compared_with_the_size_that_the_process_had_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchmedic.supervise.host import memory_guard
+
+    (tmp_path / "rank0").mkdir()
+    now = [100.0]
+    monkeypatch.setattr(memory_guard.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(memory_guard.time, "time", lambda: 5000.0 + now[0])
+    proc, groups = machine(tmp_path, pages=0, limit=GIB)
+    guard = MemoryGuard(tmp_path, proc, groups)
+    holders = f'{{"name":"seen","nbytes":{GIB // 7},"items":9,"file":"train.py","line":3}}'
+    report = f'{{"kind":"holders","time":5101.0,"holders":[{holders}]}}\n'
+    (tmp_path / "rank0" / "events.jsonl").write_text('{"kind":"start","pid":7}\n' + report)
+    raised = []
+    for share in (0.3, 0.4, 0.7, 0.85, 0.95):
+        machine(tmp_path, pages=int(share * GIB / PAGE), limit=GIB)
+        guard.look([7])
+        raised += memory_warnings.new(guard)
+        now[0] += 1.0
+    (diagnosis,) = raised
+    assert diagnosis.cause_location is not None
+    assert (diagnosis.cause_location.file, diagnosis.cause_location.line) == ("train.py", 3)
+
+
 def test_memory_that_others_use_is_not_blamed_on_the_run() -> None:
     seen = tuple(
         MemorySample(time=each.time, used=each.used, limit=GIB, private={7: 1000})

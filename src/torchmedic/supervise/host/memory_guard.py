@@ -104,7 +104,7 @@ class MemoryGuard:
                 return []
             late = self._alarm()
             self._raised = msgspec.structs.replace(
-                self._raised, holders=late.holders, size_when_asked=late.size_when_asked
+                self._raised, holders=late.holders, size_when_told=late.size_when_told
             )
         self._told = True
         return [self._raised]
@@ -190,6 +190,7 @@ class MemoryGuard:
         known = own or worker or folder
         box = read_box(folder) if folder is not None else None
         moment = box.last if box is not None else None
+        held, age = self._holders(growing[0] if growing is not None else 0, known)
         return HostAlarm(
             samples=self.samples,
             seconds_left=host_memory.seconds_left(self.samples),
@@ -198,8 +199,8 @@ class MemoryGuard:
             loads=is_worker or (own is None and worker is not None),
             together=sum(rises),
             alike=sum(each >= _ALIKE_SHARE * max(rises) for each in rises),
-            holders=self._holders(growing[0] if growing is not None else 0, known),
-            size_when_asked=self._size_when_asked(growing[0]) if growing is not None else None,
+            holders=held,
+            size_when_told=self._size_before(growing[0], age) if growing is not None else None,
             pinned=pinned(folder) if folder is not None else 0,
             rank=layout.rank_of(folder) if folder is not None else 0,
             step=moment.step if moment is not None else None,
@@ -207,13 +208,18 @@ class MemoryGuard:
             line=moment.line if moment is not None else 0,
         )
 
-    def _holders(self, pid: int, folder: Path | None) -> tuple[HeldMemory, ...]:
-        """The holders from the process's answer, or else from its own last report."""
-        return questions.read_held(self._run, pid) or (holders(folder) if folder is not None else ())
+    def _holders(self, pid: int, folder: Path | None) -> tuple[tuple[HeldMemory, ...], float | None]:
+        """The holders from the process's answer, or else from its last report, and their age in seconds."""
+        held = questions.read_held(self._run, pid)
+        if held:
+            return held, questions.seconds_since_held(self._run, pid)
+        report = _last_report(folder) if folder is not None else None
+        return (
+            (report.holders, time.time() - report.time if report.time else None) if report is not None else ((), None)
+        )
 
-    def _size_when_asked(self, pid: int) -> int | None:
-        """The memory of a process when it answered: a process that grows fast holds more than its last answer says."""
-        age = questions.seconds_since_held(self._run, pid)
+    def _size_before(self, pid: int, age: float | None) -> int | None:
+        """The memory of a process some seconds ago: a process that grows fast holds more now than it has told."""
         if age is None:
             return None
         before = [each for each in self._samples if pid in each.private and each.time <= time.monotonic() - age]
@@ -225,12 +231,17 @@ class MemoryGuard:
 
 class _Holders(msgspec.Struct, tag="holders", tag_field="kind"):
     holders: tuple[HeldMemory, ...]
+    time: float = 0.0  # in seconds since the epoch
+
+
+def _last_report(folder: Path) -> _Holders | None:
+    return next(reversed(events.events_of(folder, "holders", _Holders)), None)
 
 
 def holders(folder: Path) -> tuple[HeldMemory, ...]:
     """The largest holders of memory in the last report of a process, largest first."""
-    reports = events.events_of(folder, "holders", _Holders)
-    return reports[-1].holders if reports else ()
+    report = _last_report(folder)
+    return report.holders if report is not None else ()
 
 
 class _Series(msgspec.Struct, tag="memory", tag_field="kind"):

@@ -103,8 +103,8 @@ def _top(alarm: HostAlarm, *, blamed: bool, in_shm: bool) -> HeldMemory | None:
     if found is None or alarm.growing is None or not (blamed or in_shm):
         return None
     own = alarm.last.private.get(alarm.growing[0], 0) if blamed else alarm.last.shm_used or 0
-    if blamed and alarm.size_when_asked is not None:
-        own = alarm.size_when_asked
+    if blamed and alarm.size_when_told is not None:
+        own = alarm.size_when_told
     return found if found.nbytes >= min(_MIN_PROCESS_SHARE * own, _MIN_OWN_SHARE * alarm.growing[1]) else None
 
 
