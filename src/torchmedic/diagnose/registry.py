@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torchmedic.observe.memory.last_numbers import NoRoom
     from torchmedic.records.death import Death
     from torchmedic.records.memory import HostAlarm
-    from torchmedic.records.ranks import Job, JobFacts
+    from torchmedic.records.rank_facts import JobFacts
+    from torchmedic.records.ranks import Job
     from torchmedic.records.stall import Stall
 
 _RULES = "torchmedic.diagnose.rules."

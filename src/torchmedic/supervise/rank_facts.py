@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchmedic.detect.ranks.messages import is_misread
 from torchmedic.records import BoxContents, Diagnosis
-from torchmedic.records.ranks import JobFacts, RankFacts
+from torchmedic.records.rank_facts import JobFacts, RankFacts
 from torchmedic.runfolder import events, layout
 from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import read_box

@@ -16,6 +16,7 @@ from torchmedic.detect.ranks import alignment, culprit, messages
 from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
+from torchmedic.records.rank_facts import RankFacts
 from torchmedic.records.ranks import (
     MARKS,
     Collective,
@@ -24,7 +25,6 @@ from torchmedic.records.ranks import (
     HandledException,
     Job,
     Leaving,
-    RankFacts,
     RankLog,
     RankState,
 )

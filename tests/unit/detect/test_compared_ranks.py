@@ -12,7 +12,8 @@ from torchmedic.detect.ranks.stragglers import find_straggler, slow_phase
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.rule import Draft
 from torchmedic.records import Moment, Phase, StackFrame
-from torchmedic.records.ranks import BACKWARD, Collective, JobFacts, RankFacts, RankLog, WeightSample
+from torchmedic.records.rank_facts import JobFacts, RankFacts, WeightSample
+from torchmedic.records.ranks import BACKWARD, Collective, RankLog
 
 LINE = StackFrame(file="train.py", line=7, function="train")
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from torchmedic.detect.ranks.left_out_models import model_left_out
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, TrainedModel, WeightSample
+from torchmedic.records.rank_facts import JobFacts, RankFacts, TrainedModel, WeightSample
+from torchmedic.records.ranks import Collective, RankLog
 
 UPDATES = 40  # of both models together, in turn
 LINE = StackFrame(file="train.py", line=42, function="step")

@@ -8,7 +8,7 @@ import pytest
 
 from torchmedic.diagnose.rules.ranks._loader_lines import loader_made_at
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import RankFacts
+from torchmedic.records.rank_facts import RankFacts
 
 DATA = """
 def build(split):

@@ -10,7 +10,8 @@ import msgspec
 
 from torchmedic.detect.ranks.left_out_models import model_left_out
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import Collective, JobFacts, RankFacts, RankLog, WeightSample
+from torchmedic.records.rank_facts import JobFacts, RankFacts, WeightSample
+from torchmedic.records.ranks import Collective, RankLog
 from torchmedic.source.branches import nodes_around
 from torchmedic.source.line_relations import reads_attribute
 from torchmedic.source.syntax import calls_in

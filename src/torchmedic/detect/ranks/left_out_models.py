@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import MARKS, WRAPPED, Collective, JobFacts, RankFacts, RankLog, TrainedModel
+from torchmedic.records.rank_facts import JobFacts, RankFacts, TrainedModel
+from torchmedic.records.ranks import MARKS, WRAPPED, Collective, RankLog
 
 _MIN_DIFFERENCE = 1e-4  # of the size of a weight
 _MIN_TURNS = 4  # updates of each model among the first ones

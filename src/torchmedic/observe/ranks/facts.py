@@ -27,7 +27,7 @@ from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import RankFacts, WeightSample
+from torchmedic.records.rank_facts import RankFacts, WeightSample
 from torchmedic.runfolder.files import RANK_FACTS, write_atomically
 from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.user_code import user_frame

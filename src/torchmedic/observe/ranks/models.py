@@ -12,7 +12,7 @@ import torch
 
 from torchmedic.observe.ranks.samples import line_of, size_of
 from torchmedic.observe.step.tensors import parameters_of
-from torchmedic.records.ranks import TrainedModel
+from torchmedic.records.rank_facts import TrainedModel
 from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.user_code import user_frame
 

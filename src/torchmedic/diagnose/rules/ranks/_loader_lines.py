@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from torchmedic.records import StackFrame
-from torchmedic.records.ranks import RankFacts
+from torchmedic.records.rank_facts import RankFacts
 from torchmedic.source.branches import callees_at
 from torchmedic.source.imports import files_behind
 from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, has_line, last_name, nodes_in, syntax_tree

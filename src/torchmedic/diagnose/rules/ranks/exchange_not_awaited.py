@@ -13,7 +13,7 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import JobFacts
+from torchmedic.records.rank_facts import JobFacts
 
 
 @rule("TM719", "exchange-not-awaited")

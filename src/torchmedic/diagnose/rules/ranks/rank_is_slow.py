@@ -18,7 +18,7 @@ from torchmedic.diagnose.rules.ranks._side_by_side import at_call, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.diagnose.words.format import duration
 from torchmedic.records import Phase
-from torchmedic.records.ranks import JobFacts
+from torchmedic.records.rank_facts import JobFacts
 
 _PHASES: dict[Phase, str] = {
     "data": "waiting for data",

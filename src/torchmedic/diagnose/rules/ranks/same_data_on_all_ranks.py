@@ -20,7 +20,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._loader_lines import loader_made_at
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import JobFacts, RankFacts
+from torchmedic.records.rank_facts import JobFacts, RankFacts
 from torchmedic.source.assignments import names_read, names_written
 from torchmedic.source.syntax import nodes_in, syntax_tree
 

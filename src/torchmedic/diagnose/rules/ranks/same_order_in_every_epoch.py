@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records.ranks import JobFacts
+from torchmedic.records.rank_facts import JobFacts
 
 
 @rule("TM713", "same-order-in-every-epoch")

@@ -26,7 +26,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records import Role
-from torchmedic.records.ranks import JobFacts
+from torchmedic.records.rank_facts import JobFacts
 from torchmedic.source.branches import branches_around, calls_by_rank, exits_before
 from torchmedic.source.line_relations import lines_that_prepare, lines_that_set, trained_models
 
