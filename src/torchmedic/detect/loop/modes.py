@@ -82,7 +82,7 @@ def _trained_in_eval(habits: Habits) -> Iterator[LoopIncident]:
         validated = any(
             event.kind == "forward" and not event.fact.with_gradients and not event.fact.training for event in since
         )
-        if not calls_of_eval or not validated:
+        if len(calls_of_eval) < (1 if switch else 2) or not validated:
             continue  # nothing was evaluated: it may be frozen on purpose from here on
         before = habits.events[habits.events.index(calls[0][1]) : habits.events.index(calls[switch][0])]
         if any(event.kind == "eval" and event.who == who for event in before):
@@ -140,7 +140,7 @@ def _last_in_training(calls: list[tuple[Event, Event]]) -> int | None:
     """The last call in training mode, if all calls before it were in training mode and all after it were not."""
     modes: list[bool] = [forward.fact.training for forward, _ in calls]
     switch = sum(modes) - 1
-    if switch < 1 or len(modes) - switch - 1 < _MIN_STEPS or not all(modes[: switch + 1]):
+    if switch < 0 or len(modes) - switch - 1 < _MIN_STEPS or not all(modes[: switch + 1]):
         return None
     return switch
 
