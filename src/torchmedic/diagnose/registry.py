@@ -316,6 +316,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.labels_shifted_twice",
     "checkup.padding_read_as_last_step",
     "checkup.padding_mask_inverted",
+    "checkup.padding_in_loss",
     "checkup.outdated_amp_names",
     silent=True,
 )

@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import normalisations, padding_masks, same_tokens, shown_targets, targets
+from torchmedic.observe.checkup import (
+    normalisations,
+    padded_targets,
+    padding_masks,
+    same_tokens,
+    shown_targets,
+    targets,
+)
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
@@ -128,10 +135,12 @@ class LossGraph:
             self.outside = targets.outside(self)  # by the identity of a loss call: targets out of range, of all
             self.sights: list[shown_targets.Sight] = []
             self.inverted_masks: list[padding_masks.InvertedMask] = []
+            self.padded_targets: list[padded_targets.PaddedTargets] = []
             with suppress(RuntimeError):  # a tensor of the graph is freed, or overwritten since
                 finders = (shown_targets.find, same_tokens.find) if self._may_read and self.complete else ()
                 self.sights = [sight for find in finders for sight in find(self, self._numbers)]
                 self.inverted_masks = padding_masks.find(self, self._numbers) if finders else []
+                self.padded_targets = padded_targets.find(self, self._numbers) if finders else []
             self.untrained = first_loss_expected(self, tensors) if step == 0 else None
         self._numbers.clear()
 
@@ -231,6 +240,7 @@ class LossGraph:
         places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "still", "zero")]
         places += [(sight, name, getattr(sight, name)) for sight in self.sights for name in ("is_shifted", "is_open")]
         places += [(mask, "is_inverted", mask.is_inverted) for mask in self.inverted_masks]
+        places += [(padded, "share", padded.share) for padded in self.padded_targets]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
         tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]
@@ -247,7 +257,7 @@ class LossGraph:
         self._fetch = None
         for owner, name in self._waiting:
             value = next(values)
-            setattr(owner, name, value if name in ("value", "largest") else bool(value))
+            setattr(owner, name, value if name in ("value", "largest", "share") else bool(value))
         for key, (count, size) in self.outside.items():
             if isinstance(count, torch.Tensor):
                 self.outside[key] = (int(next(values)), size)

@@ -6,7 +6,7 @@ as its padding, or else the one token that is seen, if it fills the ends of sequ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,17 +37,22 @@ def find(graph: LossGraph, raws: Mapping[Any, int]) -> list[InvertedMask]:
     given = [(tokens, padding) for tokens, padding in given if MIN_TOKENS <= tokens.numel() <= MAX_TOKENS]
     if not given:
         return []
-    numbers = sorted(raws.items(), key=lambda pair: graph.nodes[pair[1]].sequence)
-    for raw, number in numbers:
-        table, least = _shown(graph.nodes[number].kind, raw)
-        for tokens, padding in given if table is not None else ():
-            rows, length = tokens.shape
-            if table.dim() > 2 and table.shape[-1] == length and len(table) % rows == 0 and len(table) > 1:
-                is_seen = (table.detach() > least).reshape(rows, -1, length).any(1)
-                is_inverted = _is_inverted(tokens, is_seen, padding)
-                if not tokens.is_cpu or bool(is_inverted):
-                    return [InvertedMask(graph.nodes[number], is_inverted)]
+    for tokens, padding in given:
+        for node, is_seen in seen_keys(graph, raws, tokens):
+            is_inverted = _is_inverted(tokens, is_seen, padding)
+            if not tokens.is_cpu or bool(is_inverted):
+                return [InvertedMask(node, is_inverted)]
     return []
+
+
+def seen_keys(graph: LossGraph, raws: Mapping[Any, int], tokens: torch.Tensor) -> Iterator[tuple[Node, torch.Tensor]]:
+    """Each attention over sequences of tokens, the first one first, and which of them it sees."""
+    rows, length = tokens.shape
+    for raw, number in sorted(raws.items(), key=lambda pair: graph.nodes[pair[1]].sequence):
+        table, least = _shown(graph.nodes[number].kind, raw)
+        if table is None or table.dim() < 3 or table.shape[-1] != length or len(table) % rows or len(table) < 2:
+            continue
+        yield graph.nodes[number], (table.detach() > least).reshape(rows, -1, length).any(1)
 
 
 def _shown(kind: str, raw: Any) -> tuple[Any, float]:

@@ -6,6 +6,7 @@ from torchmedic.observe.checkup import mixed_dimensions, normalisations
 from torchmedic.observe.checkup.graph_facts import activation_of, is_stretched, is_too_high, promotions
 from torchmedic.observe.checkup.loss_graph import LossGraph
 from torchmedic.observe.checkup.padded_ends import padded_ends
+from torchmedic.observe.checkup.padded_targets import MIN_SHARE
 from torchmedic.observe.checkup.policy_terms import are_remarkable
 from torchmedic.observe.checkup.row_tables import added_tables
 from torchmedic.observe.checkup.targets import PAIRED
@@ -29,6 +30,7 @@ def is_remarkable(graph: LossGraph) -> bool:
         or any(added_tables(graph))
         or any(padded_ends(graph))
         or any(mask.is_inverted for mask in graph.inverted_masks)
+        or any(padded.share >= MIN_SHARE for padded in graph.padded_targets)
         or (graph.has_distributions and are_remarkable(graph))
         or normalisations.are_remarkable(graph)
         or graph.lost_terms is not None
