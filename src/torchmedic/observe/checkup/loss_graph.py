@@ -14,14 +14,7 @@ from typing import Any
 
 import torch
 
-from torchmedic.observe.checkup import (
-    normalisations,
-    padded_targets,
-    padding_masks,
-    same_tokens,
-    shown_targets,
-    targets,
-)
+from torchmedic.observe.checkup import normalisations, targets
 from torchmedic.observe.checkup.dead_ends import DeadEnd, constant
 from torchmedic.observe.checkup.foreign_terms import ForeignTerm
 from torchmedic.observe.checkup.graph_facts import (
@@ -35,6 +28,7 @@ from torchmedic.observe.checkup.graph_facts import (
 )
 from torchmedic.observe.checkup.lost_terms import LostTerms
 from torchmedic.observe.checkup.node_births import Birth, LossCall, NodeBirths
+from torchmedic.observe.checkup.token_looks import TokenLooks
 from torchmedic.observe.device.async_devices import Fetch
 from torchmedic.source.objects.graph import name_of
 
@@ -133,14 +127,9 @@ class LossGraph:
             self.roots = [Loss(root, self._numbers.get(root.grad_fn)) for root in tensors]
             self._by_sequence = {node.sequence: node for node in self.nodes}
             self.outside = targets.outside(self)  # by the identity of a loss call: targets out of range, of all
-            self.sights: list[shown_targets.Sight] = []
-            self.inverted_masks: list[padding_masks.InvertedMask] = []
-            self.padded_targets: list[padded_targets.PaddedTargets] = []
-            with suppress(RuntimeError):  # a tensor of the graph is freed, or overwritten since
-                finders = (shown_targets.find, same_tokens.find) if self._may_read and self.complete else ()
-                self.sights = [sight for find in finders for sight in find(self, self._numbers)]
-                self.inverted_masks = padding_masks.find(self, self._numbers) if finders else []
-                self.padded_targets = padded_targets.find(self, self._numbers) if finders else []
+            self.tokens = TokenLooks()
+            if self._may_read and self.complete:
+                self.tokens.take(self, self._numbers)
             self.untrained = first_loss_expected(self, tensors) if step == 0 else None
         self._numbers.clear()
 
@@ -238,9 +227,7 @@ class LossGraph:
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
         places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "still", "zero")]
-        places += [(sight, name, getattr(sight, name)) for sight in self.sights for name in ("is_shifted", "is_open")]
-        places += [(mask, "is_inverted", mask.is_inverted) for mask in self.inverted_masks]
-        places += [(padded, "share", padded.share) for padded in self.padded_targets]
+        places += [(owner, name, getattr(owner, name)) for owner, name in self.tokens.numbers()]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]
         tensors = [value for _, _, value in places if isinstance(value, torch.Tensor)]

@@ -23,9 +23,9 @@ from torchmedic.source.user_variables import user_trees
 
 @rule("TM659", "labels-shifted-twice")
 def check(evidence: CheckUp) -> Draft | None:
-    found = [(graph, sight) for graph in evidence.graphs for sight in graph.sights if sight.later == 2]
+    found = [(graph, sight) for graph in evidence.graphs for sight in graph.tokens.sights if sight.later == 2]
     telling = [(graph, sight) for graph, sight in found if sight.is_shifted]
-    if any(sight.later == 1 for graph in evidence.graphs for sight in graph.sights):
+    if any(sight.later == 1 for graph in evidence.graphs for sight in graph.tokens.sights):
         return None  # another loss predicts the next token
     shifts = sorted(_shifts(), key=lambda each: (each[0], each[1].lineno))
     if not telling or not shifts:

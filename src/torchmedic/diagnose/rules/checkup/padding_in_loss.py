@@ -31,7 +31,7 @@ _LABELS = "labels"  # what a model that computes its own loss calls its targets
 @rule("TM660", "padding-in-loss")
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
-        for padded in graph.padded_targets:
+        for padded in graph.tokens.padded:
             if padded.share < MIN_SHARE:
                 continue
             draft = check.draft(evidence, "likely")

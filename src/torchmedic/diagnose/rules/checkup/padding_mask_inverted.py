@@ -25,7 +25,7 @@ from torchmedic.source.syntax import FUNCTIONS, innermost, syntax_tree
 @rule("TM658", "padding-mask-inverted")
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
-        for mask in graph.inverted_masks:
+        for mask in graph.tokens.inverted_masks:
             if not mask.is_inverted:
                 continue
             draft = check.draft(evidence, "proven")

@@ -29,7 +29,7 @@ _MAX_BETWEEN = 6  # nodes between a mask and the softmax
 @rule("TM656", "target-in-sight")
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
-        for sight in graph.sights:
+        for sight in graph.tokens.sights:
             if sight.is_shifted and sight.is_open and sight.later < 2:
                 return _diagnosis(evidence, graph, sight) if sight.later else _of_same_tokens(evidence, graph, sight)
     return None
