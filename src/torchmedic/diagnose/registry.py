@@ -287,6 +287,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.result_thrown_away",
     "loop.loop_without_batches",
     "loop.nothing_loaded",
+    "loop.state_not_copied",
     "loop.optimizer_made_anew",
     "loop.dropout_in_evaluation",
     silent=True,

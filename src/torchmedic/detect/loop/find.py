@@ -21,6 +21,7 @@ from torchmedic.detect.loop import (
     leftovers,
     modes,
     never_stepped,
+    own_states,
     pairing,
     parameters,
     schedules,
@@ -53,6 +54,7 @@ _FINDERS = (
     shuffled_apart.find,
     thrown_away.find,
     batchless.find,
+    own_states.find,
 )
 
 

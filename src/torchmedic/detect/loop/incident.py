@@ -256,6 +256,13 @@ class NothingLoaded(LoopIncident, frozen=True, kw_only=True):
     load: Unmatched
 
 
+class StateNotCopied(LoopIncident, frozen=True, kw_only=True):
+    """`loading` is the line that loads the state, `cause` the line that took it, if that is known."""
+
+    loading: Place
+    tensors: int
+
+
 class SameRandomnessInWorkers(LoopIncident, frozen=True, kw_only=True):
     """`name` is the attribute of the dataset that holds the generator, `kind` the class of the generator."""
 

@@ -26,9 +26,9 @@ from torchmedic.observe.loop.events import (
     step_fact,
 )
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
-from torchmedic.observe.loop.loads import unmatched, writes_of
+from torchmedic.observe.loop.loads import own_state, unmatched, writes_of
 from torchmedic.source.spots import Place
-from torchmedic.source.user_code import user_frame
+from torchmedic.source.user_code import is_user_file, user_frame
 
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
@@ -255,6 +255,9 @@ class EventWriter(Habits):
             self.unmatched.append(found)
         else:
             self.unmatched = [each for each in self.unmatched if each.state != id(state)]
+        if self.steps and is_user_file(frame.f_code.co_filename):
+            vain = own_state(state, module, self._where(frame)[1])
+            self.own_states += [vain] if vain is not None else []
 
     @contained("observe.habits")
     def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:

@@ -22,7 +22,7 @@ from torchmedic.observe.device.device_waits import Waited
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.graph_growth import GraphGrowth
-from torchmedic.observe.loop.loads import Unmatched
+from torchmedic.observe.loop.loads import OwnState, Unmatched
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.observe.loop.standstill import Standstill
@@ -63,6 +63,7 @@ class Habits(Numbering):
         self.empty: tuple[Place, int, int] | None = None  # a loader without a batch: its loop, items, size of a batch
         self.is_ending = False
         self.unmatched: list[Unmatched] = []  # states that were loaded in vain
+        self.own_states: list[OwnState] = []  # that were loaded after an update
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0
         self._last = _FIRST_STEPS

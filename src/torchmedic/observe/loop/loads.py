@@ -1,4 +1,4 @@
-"""States that were loaded into a module although none of their names is one of the module's."""
+"""States that were loaded into a module in vain: no name is one of the module's, or each tensor is its own."""
 
 from __future__ import annotations
 
@@ -39,6 +39,30 @@ def unmatched(state: Any, module: torch.nn.Module, place: Place, number: int) ->
     add = next((each for each in _prefixes(own) if any(each + name in own for name in names)), "") if not strip else ""
     first, writes = names[0] if names else "", writes_of(module)
     return Unmatched(place, number, id(state), len(state), len(own), first, min(own), strip, add, inside, writes)
+
+
+class OwnState(NamedTuple):
+    """A state with nothing but tensors of the module that it was loaded into."""
+
+    place: Place
+    tensors: int
+
+
+def own_state(state: Any, module: torch.nn.Module, place: Place) -> OwnState | None:
+    """What is known of a state that shares the memory of each tensor with the module itself."""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if not isinstance(state, Mapping) or own.keys().isdisjoint(state):
+        return None
+    given = {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+    if not all(name in own and _is_same_memory(tensor, own[name]) for name, tensor in given.items()):
+        return None
+    return OwnState(place, len(given))
+
+
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not {type(one), type(other)} <= {torch.Tensor, torch.nn.Parameter} or one.layout != torch.strided:
+        return False
+    return not one.is_meta and one.device == other.device and one.data_ptr() == other.data_ptr() != 0
 
 
 def writes_of(module: torch.nn.Module) -> int:
