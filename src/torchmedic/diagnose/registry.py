@@ -288,6 +288,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.loop_without_batches",
     "loop.nothing_loaded",
     "loop.state_not_copied",
+    "loop.random_numbers_repeat",
     "loop.optimizer_made_anew",
     "loop.dropout_in_evaluation",
     silent=True,

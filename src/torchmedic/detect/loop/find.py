@@ -24,6 +24,7 @@ from torchmedic.detect.loop import (
     own_states,
     pairing,
     parameters,
+    repeated_numbers,
     schedules,
     shuffled_apart,
     standstill,
@@ -55,6 +56,7 @@ _FINDERS = (
     thrown_away.find,
     batchless.find,
     own_states.find,
+    repeated_numbers.find,
 )
 
 

@@ -256,6 +256,13 @@ class NothingLoaded(LoopIncident, frozen=True, kw_only=True):
     load: Unmatched
 
 
+class RandomNumbersRepeat(LoopIncident, frozen=True, kw_only=True):
+    """`cause` is the line that sets the generator back, if that is known, else `loading`, which begins the passes."""
+
+    loading: Place
+    passes: int
+
+
 class StateNotCopied(LoopIncident, frozen=True, kw_only=True):
     """`loading` is the line that loads the state, `cause` the line that took it, if that is known."""
 

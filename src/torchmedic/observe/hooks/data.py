@@ -97,6 +97,8 @@ class DataHooks:
             step.leaks.loading(iterator, frame)
         if iterator._num_yielded == 0 and step.habits.awake:
             step.habits.pass_begins(iterator, frame)
+        if iterator._num_yielded == 0 and step.habits.passes.on:
+            step.habits.shuffled(iterator, step.clock.updates, frame)
         step.clock.data_requested()
         if not step.is_sampled_out:
             step.clock.enter(DATA, frame)

@@ -9,7 +9,7 @@ from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from torchmedic.contained import contained, pass_signals_on
 from torchmedic.observe.loop.batch_looks import look_at, targets_of
@@ -26,11 +26,11 @@ from torchmedic.observe.loop.events import (
     step_fact,
 )
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
-from torchmedic.observe.loop.loads import own_state, unmatched, writes_of
+from torchmedic.observe.loop.loads import own_states, unmatched, writes_of
+from torchmedic.observe.loop.passes import SHUFFLING
 from torchmedic.source.spots import Place
 from torchmedic.source.user_code import is_user_file, user_frame
 
-_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _BACKWARDS_WITHOUT_STEP = 32  # after which a loop without an update is judged
 _MAX_METRICS = 64  # that a schedule was given to compare
 _TIMED = range(9, 21)  # calls of `empty_cache`; a step before them also pays for the check-up of the first steps
@@ -246,6 +246,13 @@ class EventWriter(Habits):
             self.empty = (place, len(iterator._dataset), sampler.batch_size)
 
     @contained("observe.habits")
+    def shuffled(self, iterator: Any, updates: int, frame: FrameType) -> None:
+        """A pass begins, after some updates: its random numbers may be those of the pass before."""
+        dataset = self.number(iterator._dataset)
+        if self.passes.begins(iterator, dataset, updates, self.optimizers, self._where(frame)[1]):
+            self.judge()
+
+    @contained("observe.habits")
     def loading(self, frame: FrameType, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any) -> None:
         """A state is about to be loaded. If it fits, here or in another module, it takes a finding back."""
         number = self.number(module)
@@ -256,8 +263,7 @@ class EventWriter(Habits):
         else:
             self.unmatched = [each for each in self.unmatched if each.state != id(state)]
         if self.steps and is_user_file(frame.f_code.co_filename):
-            vain = own_state(state, module, self._where(frame)[1])
-            self.own_states += [vain] if vain is not None else []
+            self.own_states += own_states(state, module, self._where(frame)[1])
 
     @contained("observe.habits")
     def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:
@@ -278,7 +284,7 @@ class EventWriter(Habits):
             length = _length(sampler)
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
-            drawn = len(indices) if isinstance(getattr(sampler, "sampler", None), _RANDOM) else 0
+            drawn = len(indices) if isinstance(getattr(sampler, "sampler", None), SHUFFLING) else 0
         whose = self.number(dataset) if dataset is not None else 0
         look = look_at(batch)
         self._has_labels = self._has_labels or bool(look.labels)

@@ -24,6 +24,7 @@ from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.graph_growth import GraphGrowth
 from torchmedic.observe.loop.loads import OwnState, Unmatched
 from torchmedic.observe.loop.numbering import Numbering, Sites
+from torchmedic.observe.loop.passes import Passes
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.observe.loop.standstill import Standstill
 from torchmedic.observe.loop.thaws import Thaws
@@ -63,6 +64,7 @@ class Habits(Numbering):
         self.empty: tuple[Place, int, int] | None = None  # a loader without a batch: its loop, items, size of a batch
         self.is_ending = False
         self.unmatched: list[Unmatched] = []  # states that were loaded in vain
+        self.passes = Passes()
         self.own_states: list[OwnState] = []  # that were loaded after an update
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0
@@ -73,12 +75,12 @@ class Habits(Numbering):
         self._idle = 0  # batches and forward passes since anything else happened
 
     def start(self) -> None:
-        self.listening = self.awake = True
+        self.listening = self.awake = self.passes.on = True
         self.standstill.start()
 
     def stop(self) -> None:
         """Stop for good."""
-        self.listening = self.awake = False
+        self.listening = self.awake = self.passes.on = False
         self.evaluation.refuse()
         self.standstill.stop()
         self.events.clear()

@@ -48,15 +48,15 @@ class OwnState(NamedTuple):
     tensors: int
 
 
-def own_state(state: Any, module: torch.nn.Module, place: Place) -> OwnState | None:
-    """What is known of a state that shares the memory of each tensor with the module itself."""
+def own_states(state: Any, module: torch.nn.Module, place: Place) -> list[OwnState]:
+    """The state, if it shares the memory of each tensor with the module itself."""
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if not isinstance(state, Mapping) or own.keys().isdisjoint(state):
-        return None
+        return []
     given = {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
     if not all(name in own and _is_same_memory(tensor, own[name]) for name, tensor in given.items()):
-        return None
-    return OwnState(place, len(given))
+        return []
+    return [OwnState(place, len(given))]
 
 
 def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
