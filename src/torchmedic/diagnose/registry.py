@@ -289,6 +289,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.nothing_loaded",
     "loop.state_not_copied",
     "loop.random_numbers_repeat",
+    "loop.one_layer_for_several",
     "loop.optimizer_made_anew",
     "loop.dropout_in_evaluation",
     silent=True,

@@ -24,6 +24,7 @@ from torchmedic.detect.loop import (
     own_states,
     pairing,
     parameters,
+    repeated_layers,
     repeated_numbers,
     schedules,
     shuffled_apart,
@@ -57,6 +58,7 @@ _FINDERS = (
     batchless.find,
     own_states.find,
     repeated_numbers.find,
+    repeated_layers.find,
 )
 
 

@@ -256,6 +256,15 @@ class NothingLoaded(LoopIncident, frozen=True, kw_only=True):
     load: Unmatched
 
 
+class OneLayerForSeveral(LoopIncident, frozen=True, kw_only=True):
+    """`name` is the container that holds one layer of this `kind` several `times`, with so many `elements`."""
+
+    name: str
+    kind: str
+    times: int
+    elements: int
+
+
 class RandomNumbersRepeat(LoopIncident, frozen=True, kw_only=True):
     """`cause` is the line that sets the generator back, if that is known, else `loading`, which begins the passes."""
 
