@@ -47,16 +47,16 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     `batches` are fingerprints of the first batches that were trained on, `items` the first items of the dataset in
     them, `sampler` what drew them, `loading` the line that asked for them. `same_order` is how many passes over the
     data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`;
-    those in `added` came into the model after it was wrapped. `calling` is the line that called a model before the
-    first update, `updating` that of the update, `scheduling` that of the first step of a scheduler. `wrapper` is
-    "DistributedDataParallel" if such a module was made at `wrapped_at`, `forwards` is 1 once it was called for
-    training, `is_apart` is that the ranks may differ on purpose: a hook of the user exchanges gradients, or `Join` lets
-    ranks make different numbers of updates. `parameters` are the names of its first parameters, in their order. `syncs`
-    is how many times the gradients are exchanged for one update, `nbytes` how large they are. `unawaited` is the line
-    of an exchange of a gradient that was not complete when the weights were updated, `unsynced` are the lines of a
-    forward under `no_sync` that was the last one before an update, innermost first. `device` identifies the GPU of the
-    weights, `devices` is how many GPUs the process can see. `models` are the weights by optimizer, where there are
-    several, as of the last sample in `weights`.
+    those in `added` came into the model after it was wrapped. `thawed` is trained, and was frozen then. `calling` is
+    the line that called a model before the first update, `updating` that of the update, `scheduling` that of the first
+    step of a scheduler. `wrapper` is "DistributedDataParallel" if such a module was made at `wrapped_at`, `forwards` is
+    1 once it was called for training, `is_apart` is that the ranks may differ on purpose: a hook of the user exchanges
+    gradients, or `Join` lets ranks make different numbers of updates. `parameters` are the names of its first
+    parameters, in their order. `syncs` is how many times the gradients are exchanged for one update, `nbytes` how large
+    they are. `unawaited` is the line of an exchange of a gradient that was not complete when the weights were updated,
+    `unsynced` are the lines of a forward under `no_sync` that was the last one before an update, innermost first.
+    `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see. `models` are the weights
+    by optimizer, where there are several, as of the last sample in `weights`.
     """
 
     rank: int
@@ -70,6 +70,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     same_order: int = 0
     names: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    thawed: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
     weights: tuple[WeightSample, ...] = ()
     calling: StackFrame | None = None

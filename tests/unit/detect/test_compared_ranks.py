@@ -75,6 +75,12 @@ IN_GROUPS = tuple(replace(each, calls=tuple(replace(call, group="1") for call in
             (),
             None,
         ),
+        (  # a layer that was unfrozen after the model was wrapped
+            facts(0, 1, 2, 3, forwards=1, names=("b",), thawed="b", **WRAPPED),
+            facts(1, 1, 2, 4, forwards=1, names=("b",), thawed="b", **WRAPPED),
+            (),
+            "thawed",
+        ),
         (  # experts of each rank, beside a wrapped model
             facts(0, 1, 2, 3, forwards=1, names=("",), **WRAPPED),
             facts(1, 1, 2, 4, forwards=1, names=("",), **WRAPPED),

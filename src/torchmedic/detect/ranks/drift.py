@@ -28,6 +28,7 @@ Why = Literal[
     "no-sync",
     "idle",
     "added",
+    "thawed",
     "start",
     "changed",
     "skipped",
@@ -92,7 +93,7 @@ def _of_first_model(job: JobFacts) -> Drift | None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
     called = _unwrapped(first) if why == "unused-wrapper" else None
-    line = called or (first.wrapped_at if why in ("unused-wrapper", "added") else first.updating)
+    line = called or (first.wrapped_at if why in ("unused-wrapper", "added", "thawed") else first.updating)
     if why == "no-sync":
         line = _context(first.unsynced, "no_sync") or first.unsynced[0]
     if why == "one-rank":
@@ -139,6 +140,8 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
             return None
         if all(facts[0].names[index] in each.added for each in facts):
             return "added"
+        if all(facts[0].names[index] == each.thawed for each in facts):
+            return "thawed"
         if len({_sample(each, updates).exchanges for each in facts}) > 1:
             return "skipped"
         return "changed" if same_rates or not starts_equal else "rates"

@@ -23,6 +23,7 @@ from torchmedic.observe.ranks.models import Models
 from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
 from torchmedic.observe.ranks.samples import fingerprint_of, identity_of, line_of, size_of
 from torchmedic.observe.ranks.underway import Underway
+from torchmedic.observe.ranks.wrapping import Frozen, may_train_apart
 from torchmedic.observe.step.batches import Batches
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.tensors import parameters_of
@@ -58,6 +59,7 @@ class FactsOfRank:
         self._optimizer: weakref.ref[Any] | None = None  # of these weights
         self._names: dict[int, str] = {}  # of the parameters in wrapped models, by identity
         self._wrapper: weakref.ref[Any] | None = None  # the last one
+        self._frozen = Frozen()
         self.updates = 0  # counted by the hooks
         self.due = 1  # updates after which `stepped` is to be called; the hooks ask for nothing before
         self.begins = True  # whether the hooks are to tell of the beginning of an update
@@ -92,8 +94,10 @@ class FactsOfRank:
                 wrapper="DistributedDataParallel",
                 wrapped_at=line_of(user_frame(frame)),
                 parameters=(*self._facts.parameters, *parameters)[:_MAX_NAMES],
+                thawed="",
             )
             self._wrapper = weakref.ref(wrapper)
+            self._frozen.wrapped(parameters)
         for name, parameter in known.items():
             self._names[id(parameter)] = name if name in parameters else ""
 
@@ -102,7 +106,7 @@ class FactsOfRank:
         self._exchanges += 1
         self._alone = ()
         if not self._facts.forwards:
-            self._change(forwards=1, is_apart=_may_train_apart(args[0]))
+            self._change(forwards=1, is_apart=may_train_apart(args[0]))
         if not self._has_loader and self.updates + 1 == self._next_sample > _MIN_UPDATES_BY_HAND:
             self._given((args[1:], kwargs), sys._getframe(1))
 
@@ -264,6 +268,12 @@ class FactsOfRank:
         return {id(each): name for name, each in parameters if id(each) not in self._names and name not in ignored}
 
     def _sample(self, updates: int, *, at_end: bool = False) -> None:
+        thawed = self._frozen.thawed() if self._weights and not self._facts.thawed else None
+        if thawed is not None:
+            name, weight = thawed
+            self._weights[-1] = weakref.ref(weight)
+            names, shapes = (*self._facts.names[:-1], name), (*self._facts.shapes[:-1], tuple(weight.shape))
+            self._change(thawed=name, names=names, shapes=shapes)
         weights = [tensor for reference in self._weights if (tensor := reference()) is not None]
         if not weights or len(weights) < len(self._weights) or len(self._facts.weights) >= _MAX_SAMPLES:
             return
@@ -286,12 +296,3 @@ class FactsOfRank:
 
     def _write(self) -> None:
         write_atomically(self._path, msgspec.json.encode(self._facts))
-
-
-def _may_train_apart(module: Any) -> bool:
-    """Whether the ranks may differ on purpose: a hook of the user exchanges gradients, or `Join` lets a rank end first.
-
-    After a `Join`, ranks with the same number of updates are at different places of the training.
-    """
-    joined = getattr(module, "_join_config", None)
-    return bool(getattr(module, "_comm_hooks", None)) or bool(getattr(joined, "enable", False))

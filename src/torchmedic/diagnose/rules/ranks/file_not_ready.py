@@ -1,14 +1,15 @@
 """A rank uses a file or folder while another rank makes it.
 
 What: a rank has read a file that another process was still writing, has opened one that came into being a moment later,
-or has made a folder that another rank had just made.
+has made a folder that another rank had just made, or has renamed or removed what another rank had just taken away.
 
 Why: every rank prepares the data, the cache or the output folder by itself, with a test such as `if not
 os.path.exists(path)`. Between the test and the use another rank comes in. Or rank 0 prepares the file, and the other
-ranks do not wait for it.
+ranks do not wait for it. Or every rank saves the same checkpoint, renames it, or removes old ones.
 
 Cure: let one rank make the file, and let all ranks pass a `dist.barrier()` before they read it. Write to a temporary
 name and rename the file when it is complete. Make folders with `exist_ok=True`.
+Let one rank rename and remove files.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ import torch.distributed
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.source.assignments import names_read
+from torchmedic.source.branches import nodes_around
+from torchmedic.source.syntax import callee, calls_in
 from torchmedic.source.user_code import relative
 
 _MAX_WAIT = 1.5  # seconds for a file that another rank may be about to make
 _MAX_AGE = 10.0  # seconds since another rank has made a folder
+_TAKING = ("rename", "replace", "renames", "move", "remove", "unlink", "rmdir", "rmtree")
+_TESTS = ("exists", "isfile", "isdir", "is_file", "is_dir")
+_LISTS = ("glob", "iglob", "rglob", "listdir", "iterdir", "scandir")
 _PROC = "/proc"
 
 
@@ -39,7 +46,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     error = evidence.error
     path = _path(error.filename) if isinstance(error, OSError) else ""
     if path and isinstance(error, FileNotFoundError):
-        return _too_early(evidence, path)
+        return _taken_away(evidence, path) or _too_early(evidence, path)
     if path and isinstance(error, FileExistsError):
         return _made_twice(evidence, path)
     for each in _used_files(evidence):
@@ -75,6 +82,39 @@ def _too_early(evidence: RaisedEvidence, path: str) -> Draft | None:
     writer = next(_writers(path), None)
     draft.because(f"{_name(writer)} writes it now" if writer is not None else "")
     return _ended(draft, evidence, "not there at this moment")
+
+
+def _taken_away(evidence: RaisedEvidence, path: str) -> Draft | None:
+    """What was to be renamed or removed is gone: it is under its new name, or was there when it was looked for."""
+    frame, error = evidence.user_frame, evidence.error
+    taking = next(calls_in(frame.statement, *_TAKING), None) if frame is not None else None
+    if frame is None or taking is None or os.path.exists(path):
+        return None
+    target = _path(error.filename2) if isinstance(error, OSError) else ""
+    now = evidence.incident.time or time.time()
+    shown = relative(os.path.abspath(path))
+    draft = check.draft(evidence, "likely", f"another rank has taken `{shown}` away")
+    draft.cause = f"more than one rank comes to this `{callee(taking)}`, and only the first one finds the file"
+    if target and os.path.exists(target) and now - os.stat(target).st_ctime < _MAX_AGE:
+        draft.because(
+            f"`{relative(os.path.abspath(target))}` came to its name {now - os.stat(target).st_ctime:.1f} s before"
+        )
+    elif _was_seen(nodes_around(frame.file, frame.line), taking):
+        draft.because("this rank has looked for the file a moment before, and found it")
+    else:
+        return None
+    draft.at(*evidence.at_user_line("cause", "not there any more"))
+    return draft.help("let one rank rename and remove files, and let the others wait in a `dist.barrier()`")
+
+
+def _was_seen(around: list[ast.AST], taking: ast.Call) -> bool:
+    """Whether the file was found in front of this call: by an `if` around it, or in a list of files of its function."""
+    used = names_read(taking) - {"os", "shutil"}
+    tests = [node.test for node in around if isinstance(node, ast.If)]
+    if any(used & names_read(call) for test in tests for call in calls_in(test, *_TESTS)):
+        return True
+    own = next((node for node in reversed(around) if isinstance(node, ast.FunctionDef)), around[0] if around else None)
+    return any(call.lineno <= taking.lineno for call in calls_in(own, *_LISTS))
 
 
 def _made_twice(evidence: RaisedEvidence, path: str) -> Draft | None:

@@ -5,12 +5,12 @@ train one model together. What rank 0 saves is one of several models, each train
 
 Why: the gradients are not averaged: the `module` inside of DistributedDataParallel is called and not the wrapper, or a
 loop that averages by hand leaves out a step. Or one of several models, such as a discriminator or a critic, is neither
-wrapped nor averaged. Or a layer was added after the model was wrapped. Or the ranks began with
-different weights, which averaging keeps apart: a model that was built without a common seed and not broadcast. Or one
-rank changed its weights by itself. Or the ranks update with different learning rates: a scheduler that each rank steps
-with a loss of its own. Or one rank leaves out updates, by a test of its own loss, or all updates, by `if rank == 0:`.
-Or gradients go through `reduce`, which gives the sum to one rank only. Or the last micro-batch before an update runs
-under `no_sync`.
+wrapped nor averaged. Or a layer was added, or unfrozen, after the model was wrapped. Or the ranks began with different
+weights, which averaging keeps apart: a model that was built without a common seed and not broadcast. Or one rank
+changed its weights by itself. Or the ranks update with different learning rates: a scheduler that each rank steps with
+a loss of its own. Or one rank leaves out updates, by a test of its own loss, or all updates, by `if rank == 0:`. Or
+gradients go through `reduce`, which gives the sum to one rank only. Or the last micro-batch before an update runs under
+`no_sync`.
 
 Cure: call the wrapper, not its `module`. Without DistributedDataParallel, broadcast the weights of rank 0 before the
 first step, and `all_reduce` every gradient before every update. Average a loss over all ranks before it goes to a
@@ -44,6 +44,7 @@ _CAUSES = {
     "no-sync": "the last backward before an update runs under `no_sync`, so each rank updates with its own gradients",
     "idle": "every rank has a copy of the model, and averaged gradients change only the copies that are updated",
     "added": "it came into the model after DistributedDataParallel was made, which averages only what it knew then",
+    "thawed": "it was frozen when DistributedDataParallel was made, which averages only what required a gradient then",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "DistributedDataParallel made them equal at first, and gives all ranks the same gradients",
     "skipped": "they were equal at first, and one rank has left out updates that another rank made",
@@ -58,6 +59,7 @@ _CURES = {
     "no-sync": "run the last backward before `optimizer.step()` outside of `no_sync`: it averages the sum of all",
     "idle": "call `optimizer.step()` on all ranks",
     "added": "add the layer before the model is wrapped in DistributedDataParallel",
+    "thawed": "unfreeze the layer before the model is wrapped, or wrap it anew in DistributedDataParallel afterwards",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
     "skipped": "decide together whether to update: `all_reduce` what the decision depends on",
@@ -147,6 +149,8 @@ def _label(drift: Drift) -> str:
         return "the last backward before an update is under `no_sync`"
     if drift.why == "added":
         return "the model is wrapped here, without this weight"
+    if drift.why == "thawed":
+        return "the model is wrapped here, and this weight was frozen at that time"
     if drift.why == "one-rank":
         return "one rank gets the sum, and the others keep something else"
     return "each rank updates its own weights here"
