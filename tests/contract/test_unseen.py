@@ -478,8 +478,32 @@ print(sorted(ended), told)
 print(digest(model))
 """
 
+# Such a run, on tensors that count the calls that they see.
+RISING_SUBCLASS = """
+class Counted(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Counted.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+model = nn.Sequential(nn.Linear(6, 12), nn.Softplus(), nn.Linear(12, 1))
+optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3)
+for step in range(50):
+    x = torch.randn(10, 6).as_subclass(Counted)
+    loss = (model(x) - x.sum(1, keepdim=True) * (1 if step < 30 else 11)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, Counted.calls, type(loss).__name__)
+print(digest(model))
+"""
+
 SCRIPTS = {
     "carried values": CARRIED,
+    "rising loss of a subclass": RISING_SUBCLASS,
     "lives": LIVES,
     "function captured in an evaluation": CAPTURED_FUNCTION,
     "dispatch mode": USERS_MODE,

@@ -76,9 +76,13 @@ class Conductor(GrowthConductor):
         self, optimizer: Optimizer | None, frame: FrameType, quantity: Quantity, stage: UpdateStage
     ) -> Finding | None:
         from torchmedic.examine.nonfinite import explain_nonfinite
+        from torchmedic.observe.device.hidden_work import unseen_by_subclasses
         from torchmedic.replay.isolation.endings import leaving_no_garbage
 
-        with leaving_no_garbage():  # what was replayed has references to the user's objects, and the run goes on
+        with (
+            unseen_by_subclasses(),
+            leaving_no_garbage(),
+        ):  # what was replayed has references to the user's objects, and the run goes on
             return explain_nonfinite(optimizer, frame, quantity, stage, self._agent)
 
     def publish(self, finding: Finding) -> None:
