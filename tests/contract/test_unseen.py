@@ -434,8 +434,77 @@ print(Logged.calls)
 print(digest(model))
 """
 
+# The loss rises for a reason, so that the last steps are run again. Objects that end tell of it: their counts are right
+# afterwards, and of the cycles that wait for a collector none ends early, as it is turned off.
+LIVES = """
+import gc
+
+gc.disable()
+ended, told, alive, free = [], [], 0, [0, 1, 2]
+gc.callbacks.append(lambda phase, info: told.append(phase))
+
+
+class Slot:
+    def __init__(self):
+        global alive
+        alive += 1
+        self.number = free.pop(0)
+
+    def __del__(self):
+        global alive
+        alive -= 1
+        free.append(self.number)
+
+
+class Round:
+    def __init__(self, number):
+        self.me = self
+        weakref.finalize(self, ended.append, number)
+
+
+model = nn.Linear(6, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+for step in range(50):
+    slots, cycle = [Slot()], Round(step)
+    x = torch.randn(16, 6)
+    loss = (model(x).squeeze(1) - x.sum(1) * (1 if step < 30 else 9)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    del slots
+    print(step, alive, free, len(ended), len(told))
+gc.collect()
+print(sorted(ended), told)
+print(digest(model))
+"""
+
+# Such a run, on tensors that count the calls that they see.
+RISING_SUBCLASS = """
+class Counted(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Counted.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+model = nn.Sequential(nn.Linear(6, 12), nn.Softplus(), nn.Linear(12, 1))
+optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3)
+for step in range(50):
+    x = torch.randn(10, 6).as_subclass(Counted)
+    loss = (model(x) - x.sum(1, keepdim=True) * (1 if step < 30 else 11)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, Counted.calls, type(loss).__name__)
+print(digest(model))
+"""
+
 SCRIPTS = {
     "carried values": CARRIED,
+    "rising loss of a subclass": RISING_SUBCLASS,
+    "lives": LIVES,
     "function captured in an evaluation": CAPTURED_FUNCTION,
     "dispatch mode": USERS_MODE,
     "function mode": USERS_FUNCTION_MODE,

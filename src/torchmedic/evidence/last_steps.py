@@ -7,6 +7,7 @@ and a cause such as too high a rate acts on this data as well: then the present 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -34,6 +35,7 @@ _GROWN = 3.0  # times the loss that the same batch has with the weights of befor
 _GROWN_SLOWLY = 1.2  # times that loss, where it is known that the loss grows over many more updates
 _GROWN_WEIGHTS = 5.0  # times their largest magnitude
 _MIN_LATER = 3  # losses after the steps that are run again, of which most are at the level of before
+_EARLY_SECONDS = 10.0  # after which no other copy is tried, where the loss may come back and the run goes on
 _FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from the copy, where a loss is not finite
 
 
@@ -54,7 +56,12 @@ def divergences(
     windows = memory.windows()
     if windows and (windows[-1].calls[-1].loss or 0.0) < 0:
         windows.reverse()  # of a loss below zero, the terms that made it so decide by now
+    is_early = memory.has_left and not memory.is_far and not memory.is_lost
+    end = time.thread_time() + (_EARLY_SECONDS if is_early else math.inf)
     for window in windows:
+        if time.thread_time() > end:
+            yield None, why or "it took too long"
+            return
         updates = any(call.ends or call.by_hand for call in window.calls)
         is_known = memory.is_lost or memory.has_left  # the loss has grown, if not in these steps
         if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
@@ -71,7 +78,8 @@ def divergences(
             is_found = True
             yield found, ""
         why = why or reason
-    rehearsed = _rehearse(windows, frame, agent, stage) if not is_found else None
+    is_wanted = not is_found and time.thread_time() < end
+    rehearsed = _rehearse(windows, frame, agent, stage) if is_wanted else None
     if rehearsed is not None:
         yield rehearsed, ""
     yield None, why

@@ -5,7 +5,6 @@ This module is loaded in every watched process, so it imports the stages where t
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -77,10 +76,14 @@ class Conductor(GrowthConductor):
         self, optimizer: Optimizer | None, frame: FrameType, quantity: Quantity, stage: UpdateStage
     ) -> Finding | None:
         from torchmedic.examine.nonfinite import explain_nonfinite
+        from torchmedic.observe.device.hidden_work import unseen_by_subclasses
+        from torchmedic.replay.isolation.endings import leaving_no_garbage
 
-        found = explain_nonfinite(optimizer, frame, quantity, stage, self._agent)
-        gc.collect()  # what was replayed has references to the user's objects, and the run goes on
-        return found
+        with (
+            unseen_by_subclasses(),
+            leaving_no_garbage(),
+        ):  # what was replayed has references to the user's objects, and the run goes on
+            return explain_nonfinite(optimizer, frame, quantity, stage, self._agent)
 
     def publish(self, finding: Finding) -> None:
         diagnosis = finding.diagnosis

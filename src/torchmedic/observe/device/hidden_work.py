@@ -29,12 +29,15 @@ dispatch_modes = torch._C._len_torch_dispatch_stack
 is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _record: Callable[[bool], None] = torch._C._autograd._enable_record_function
 
+_with_subclasses: Any = getattr(torch._C, "_EnableTorchFunction", None)  # not in every version
+
 
 class _Hidden(threading.local):
     """What this thread's hook runs outside of; nothing while no hook is running."""
 
     is_hiding = False
     default_device: Any = None
+    is_unseen = False  # by subclasses of tensors
 
 
 _hidden = _Hidden()
@@ -101,4 +104,28 @@ def with_default_device() -> Iterator[None]:
         yield
         return
     with mode:
+        yield
+
+
+@contextlib.contextmanager
+def unseen_by_subclasses() -> Iterator[None]:
+    """Have no `__torch_function__` of a tensor subclass called, but in `seen_by_subclasses`."""
+    if _with_subclasses is None:
+        yield
+        return
+    with torch._C.DisableTorchFunctionSubclass():
+        _hidden.is_unseen = True
+        try:
+            yield
+        finally:
+            _hidden.is_unseen = False
+
+
+@contextlib.contextmanager
+def seen_by_subclasses() -> Iterator[None]:
+    """Run the user's code, whose tensor subclasses are to take part."""
+    if _with_subclasses is None or not _hidden.is_unseen:
+        yield
+        return
+    with _with_subclasses():
         yield

@@ -17,7 +17,8 @@ import psutil
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchmedic.observe.device.hidden_work import with_default_device
+from torchmedic.observe.device.hidden_work import seen_by_subclasses, with_default_device
+from torchmedic.replay.isolation.endings import ending_inside
 from torchmedic.replay.isolation.outside_world import exchanges, reading_refused, refuse_exchange, sealed
 from torchmedic.replay.isolation.python_state import Walk, python_left_alone
 
@@ -50,6 +51,8 @@ def harmless(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Walk]:
         sealed(),
         reading_refused(noted.one_way),
         with_default_device(),
+        seen_by_subclasses(),
+        ending_inside(),
     ):
         yield noted
 

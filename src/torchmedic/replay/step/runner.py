@@ -20,6 +20,7 @@ from torchmedic.observe.numbers.func_losses import is_trained
 from torchmedic.observe.step.step_notes import released
 from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
+from torchmedic.replay.isolation.endings import let_go
 from torchmedic.replay.isolation.outside_world import Refused, refusals, unfilled
 from torchmedic.replay.isolation.sandbox import (
     GRACE,
@@ -187,6 +188,7 @@ class Runner:
                     played.judge(self.parameters)
                 except (ReplayTooLong, ReplayTooBig) as error:
                     played.error = played.error or error
+            let_go(namespace, self._known)
         played.seconds = time.monotonic() - started
         played.namespace = namespace
         return played

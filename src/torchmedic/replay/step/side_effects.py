@@ -12,7 +12,6 @@ import torch
 import torch.autograd.graph
 from torch.amp.grad_scaler import GradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from torchmedic.observe.numbers.func_losses import without_wrapper
@@ -217,8 +216,20 @@ class RestoreWrites(TorchDispatchMode):
 
 
 def _storages(values: Any) -> set[int]:
-    found = (storage_of(value) for value in tree_iter(values) if isinstance(value, torch.Tensor))
-    return {key for key in found if key is not None}
+    """The memory of what an operation takes or gives."""
+    found = set()
+    pending = [values]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            key = storage_of(value)
+            if key is not None:
+                found.add(key)
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+    return found
 
 
 def _changes_nothing(func: Any, args: Any) -> bool:
