@@ -63,7 +63,7 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
             scheduled=len(moves),
             is_alone=not others,
         )
-        if moves or _is_read_by_hand():
+        if moves or rates_by_hand():
             habits.held[id(optimizer)] = incident  # a schedule or the script may give another rate later
         else:
             yield incident
@@ -73,7 +73,7 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
             yield incident
 
 
-def _is_read_by_hand() -> bool:
+def rates_by_hand() -> bool:
     """Whether the user's code handles the groups of an optimizer, in which it can set a rate."""
     return any(
         isinstance(node, ast.Attribute) and node.attr == "param_groups"

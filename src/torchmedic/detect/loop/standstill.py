@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from torchmedic.detect.loop.incident import LoopIncident, RateDecayed, UpdatesLost, VanishingGradients
+from torchmedic.detect.loop.schedules import rates_by_hand
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.optimizer_looks import DOUBTFUL_CHANGE, MAX_DEAD_SHARE, MAX_PLAIN_RATE, LayerMoves, Steady
@@ -46,6 +47,8 @@ _MIN_STILL_LAYERS = 2
 _MAX_SHARE_BY_MISTAKE = 0.01  # of the largest rate, where a schedule waits for a number to rise, which falls
 _MAX_TIGHT_BOUND = 0.01  # of a clip that makes updates small; usual bounds are 0.1 to 10
 _MAX_CLIPPED_SHARE = 1e-5  # of the size of weights, per update; a careful fine-tuning moves them fifty times as far
+_MIN_GRADIENT_SHARE = 1e-3  # of the size of weights: with such gradients, it is the rate that makes updates small
+_MAX_TINY_RATE = 1e-6  # a larger one may be meant, as for a careful fine-tuning
 _MIN_BRAKE = 1e-3  # 1 minus a momentum
 _CLIP_TOLERANCE = 0.05  # between the norm of clipped gradients and the bound; torch adds 1e-6 to the norm
 _MIN_SLOPE = 4  # layers from one to the next of which the gradient grows
@@ -191,6 +194,9 @@ def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Ite
     if clip is not None and not is_held:  # a decay of the weights may move them more than the gradients do
         change = _clipped_share(watched.optimizer, clip.fact)
         is_held = change < _MAX_CLIPPED_SHARE
+    if clip is None and not schedulers_of(watched.optimizer) and not rates_by_hand():
+        is_tiny = _MIN_GRADIENT_SHARE * largest.rate < change < DOUBTFUL_CHANGE
+        is_held = is_tiny and largest.rate <= _MAX_TINY_RATE
     if (moved > most and not is_held) or now < _MAX_FALL * before:
         return  # gradients that have collapsed belong to a training that has come to its end
     if now > _MAX_SQUARED:

@@ -5,7 +5,8 @@ What: nearly all sampled weights have a gradient and are bit for bit what they w
 Why: a number of the dtype has neighbours, and the distance to the next one grows with the number: for `bfloat16` it is
 1/128 of the number at most, for `float16` 1/1024, for `float32` 1/8388608. An update that is smaller than half of that
 distance is rounded away. So weights in `bfloat16` with a learning rate that suits `float32` do not move: most updates
-are lost, and the run learns nothing. No error is raised.
+are lost, and the run learns nothing. A rate with a zero too many, or a clip with a small bound, does the same in any
+dtype. No error is raised.
 
 Cure: keep the weights in `float32` and compute in `bfloat16` with `torch.autocast`; or use a larger learning rate.
 """
@@ -49,6 +50,7 @@ def check(evidence: LoopEvidence, incident: UpdatesLost) -> Draft | None:
             f"the weights hardly change: an update moves none of them by more than {incident.change:.1e} of their size"
         )
         draft.cause = f"{made}, the updates are next to nothing"
+        label = label if incident.clipped_to is not None else f"the learning rate is {incident.rate:g}"
     cause, bound = evidence.at("cause", incident.cause, label), incident.clipped_to
     low = _converted_at(evidence, incident.dtype) if bound is None and not incident.change else None
     if low is not None and cause is not None:
