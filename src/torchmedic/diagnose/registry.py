@@ -320,6 +320,7 @@ CHECKUP: Family[CheckUp] = Family(
     "checkup.padding_read_as_last_step",
     "checkup.padding_mask_inverted",
     "checkup.padding_in_loss",
+    "checkup.identical_units",
     "checkup.outdated_amp_names",
     silent=True,
 )

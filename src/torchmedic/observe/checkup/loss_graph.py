@@ -41,6 +41,7 @@ PASSING = frozenset(
 )
 _RECURRENT = ("MkldnnRnnLayerBackward", "CudnnRnnBackward")  # the first of the results is that of all steps
 _AUTOCAST = ("cuda", "cpu")
+_OF_NODES = ("largest", "still", "zero", "alike")  # numbers that may be on their device
 _OUTDATED = "torch.cuda.amp"
 
 
@@ -48,7 +49,7 @@ class Node:
     """One node, and the nodes behind it by their numbers."""
 
     __slots__ = (
-        *("behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
+        *("alike", "behind", "birth", "closed", "dim", "dims", "dtype", "factor", "kind", "largest", "last_of", "leaf"),
         *("missing", "mixed", "multiplied", "number", "sequence", "shape", "still", "zero"),
     )
 
@@ -73,6 +74,7 @@ class Node:
         self.factor: float | None = None  # of a product with a number
         self.mixed = False  # the other factor of a product is 0, or has values below 0 and above
         self.multiplied: tuple[int, ...] = ()  # of a product: the shape of the factor that is no part of the graph
+        self.alike: Any = None  # for a trained weight: whether all its units are the same; a tensor until it is read
         self.still: Any = None  # for a trained weight: whether its gradient is 0; a tensor until it is read
         self.zero: Any = None  # for a trained weight: whether it is 0, and its gradient; a tensor until it is read
         self.largest: Any = None  # of the data that a first layer was given; a tensor until it is read
@@ -226,7 +228,7 @@ class LossGraph:
         """Have every number that is still on its device brought to the host, at once; with the only wait, if any."""
         places: list[tuple[Any, str, Any]] = [(node, "closed", node.closed) for node in self.nodes]
         places += [(root, "value", root.value) for root in self.roots]
-        places += [(node, name, getattr(node, name)) for node in self.nodes for name in ("largest", "still", "zero")]
+        places += [(node, name, getattr(node, name)) for node in self.nodes for name in _OF_NODES]
         places += [(owner, name, getattr(owner, name)) for owner, name in self.tokens.numbers()]
         places.append((self, "is_zero", self.is_zero))
         self._waiting = [(owner, name) for owner, name, value in places if isinstance(value, torch.Tensor)]

@@ -10,7 +10,7 @@ from torchmedic.observe.checkup.padded_targets import MIN_SHARE
 from torchmedic.observe.checkup.policy_terms import are_remarkable
 from torchmedic.observe.checkup.row_tables import added_tables
 from torchmedic.observe.checkup.targets import PAIRED
-from torchmedic.observe.checkup.zero_weights import zero_product
+from torchmedic.observe.checkup.zero_weights import identical_units, zero_product
 
 _ACTIVATIONS = ("SoftmaxBackward", "SigmoidBackward")
 _SCORED = ("cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "kl_div")
@@ -35,6 +35,7 @@ def is_remarkable(graph: LossGraph) -> bool:
         or normalisations.are_remarkable(graph)
         or graph.lost_terms is not None
         or zero_product(graph) is not None
+        or any(identical_units(graph))
         or _has_remarkable_call(graph)
         or any(is_stretched(node) for node in graph.nodes)
     )

@@ -1,11 +1,12 @@
-"""Trained weights that are 0, have a gradient of 0, and are multiplied with each other: they stay 0 for ever.
+"""Trained weights that cannot learn as they are: two factors of zeros, or a layer whose units are all the same.
 
 The gradient of each factor of a product is the gradient of the product times the other factor. One factor of zeros is a
-usual way to begin; with two of them neither ever moves.
+usual way to begin; with two of them neither ever moves. Units with the same weights and the same gradient stay equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 _MAX_LEAVES = 400
 _MAX_SAMPLE = 256  # values of a weight
 _MAX_ELEMENTS = 1 << 26  # of a gradient
+_MIN_UNITS = 4  # of a layer
+_MAX_COLUMNS = 16  # weights of a unit
+_ROUNDING = 1e-3  # of the largest gradient, between sums that are taken in another order
 _PRODUCTS = frozenset("MmBackward BmmBackward MulBackward AddmmBackward ConvolutionBackward LinearBackward".split())
 
 
@@ -44,6 +48,16 @@ def note_zero_weights(graph: LossGraph, optimizer: Any) -> None:
                 still = ~gradient.any()
                 node.still = still if is_update else None
                 node.zero = still & ~tensor.detach().reshape(-1)[:_MAX_SAMPLE].any()
+                node.alike = _are_units_alike(tensor, gradient) if len(tensor) >= _MIN_UNITS else None
+
+
+def _are_units_alike(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Whether all units of a layer have the same weights and the same gradient, so that they stay the same."""
+    units, pulls = (each.detach().flatten(1)[:, :_MAX_COLUMNS] for each in (weight, gradient))
+    largest = pulls.abs().amax()
+    differ = (pulls - pulls[:1]).abs().amax()
+    alike: torch.Tensor = (units == units[:1]).all() & (largest > 0) & (differ <= _ROUNDING * largest)
+    return alike
 
 
 def _updates(optimizer: Any) -> bool:
@@ -58,6 +72,13 @@ def _is_readable(tensor: torch.Tensor) -> bool:
         return False
     is_plain = gradient.layout is torch.strided and not gradient.is_complex() and gradient.device == tensor.device
     return is_plain and gradient.numel() <= _MAX_ELEMENTS
+
+
+def identical_units(graph: LossGraph) -> Iterator[Node]:
+    """The weights of layers whose units are all the same. The rows of a table are no units."""
+    for node in graph.nodes:
+        if node.alike and any(reader.kind in _PRODUCTS or reader.kind == "TBackward" for reader in graph.readers(node)):
+            yield node
 
 
 def zero_product(graph: LossGraph) -> ZeroProduct | None:
