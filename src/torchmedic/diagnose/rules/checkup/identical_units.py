@@ -32,9 +32,8 @@ _CONSTANTS = ("constant_", "ones_", "fill_", "zeros_", "zero_", "ones", "full", 
 @rule("TM664", "identical-units")
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
-        found = [
-            leaf for node in graph.nodes if node.alike and node.leaf is not None and (leaf := node.leaf()) is not None
-        ]
+        leaves = (node.leaf() for node in identical_units(graph) if node.leaf is not None)
+        found = [leaf for leaf in leaves if leaf is not None]
         if not found:
             continue
         names = sorted(name for tensor in found if (name := evidence.name_of(tensor)))
