@@ -87,16 +87,24 @@ class Divergence:
             return False
         if self.original.is_finite and not _has_risen(self.original, self.still, _GROWN_SLOWLY) and _is_away(course):
             return False  # the loss of the step after would show it
+        if not self._is_above(self.original) and not _weights_have_grown(self.original):
+            return False  # what the updates add is small beside what other batches give without any update
         pairs = list(zip(self.losses(course), self.losses(self.still), strict=True))
-        several = len(self.optimizers) > 1
-        bound = _SEVERAL_BOUND if several else _BOUND
         size = max(abs(before) for _, before in pairs)
-        slack = (bound - 1) * size
-        if any(now > before + slack or now < before - 1e3 * size for now, before in pairs):
+        if self._is_above(course) or any(now < before - 1e3 * size for now, before in pairs):
             return False
+        several = len(self.optimizers) > 1
         later = pairs[len(pairs) // 2 :] if len(pairs) > 1 else []
         # Where there is nothing to learn, as from random targets, the loss at least does not grow.
         return several or (bool(later) and sum(now - before for now, before in later) <= _STILL * size * len(later))
+
+    def _is_above(self, course: Course) -> bool:
+        """Whether a loss is notably above what its batch gives with the weights of before, or is not finite."""
+        before = self.losses(self.still)
+        bound = _SEVERAL_BOUND if len(self.optimizers) > 1 else _BOUND
+        slack = (bound - 1) * max(map(abs, before))
+        pairs = zip(self.losses(course), before, strict=False)
+        return not course.is_finite or any(now > usual + slack for now, usual in pairs)
 
     def falls(self, course: Course) -> bool:
         """Whether the loss of a course that turns gets smaller than without any update, not only no larger."""
@@ -162,11 +170,7 @@ class Divergence:
         return not self._is_larger_by(_GROWN)
 
     def _is_larger_by(self, factor: float) -> bool:
-        original = self.original
-        if _has_risen(original, self.still, factor):
-            return True
-        grown = any(not size <= _GROWN_WEIGHTS * original.weights[0] for size in original.weights)  # NaN is not either
-        return grown or max(original.distances) >= _GROWN_WEIGHTS
+        return _has_risen(self.original, self.still, factor) or _weights_have_grown(self.original)
 
     @property
     def keeps_falling(self) -> bool:
@@ -216,6 +220,11 @@ def _has_risen(original: Course, still: Course, factor: float) -> bool:
     return any(
         math.isfinite(now) and abs(now) > factor * (max(abs(before), usual) or 1.0) + 1e-6 for now, before in pairs
     )
+
+
+def _weights_have_grown(course: Course) -> bool:
+    grown = any(not size <= _GROWN_WEIGHTS * course.weights[0] for size in course.weights)  # NaN is not either
+    return grown or max(course.distances) >= _GROWN_WEIGHTS
 
 
 def _is_away(course: Course) -> bool:

@@ -77,22 +77,24 @@ def test_each_question_is_asked_once() -> None:
 
 
 def test_an_early_answer_is_told_if_the_run_ends_so_or_the_loss_stays_far() -> None:
-    finding: Any = SimpleNamespace(is_tentative=False)
+    finding: Any = SimpleNamespace(diagnosis="the rate", is_tentative=False)
     memory, asked = _memory(has_left=True), []
     question = GrowthQuestion(memory)
     for _ in range(3):
         assert question.answer(lambda: asked.append("early") or finding) is None
-    assert question.last_word() is finding
+    early = question.last_word()
+    assert early is not None
+    assert early.diagnosis == "the rate"
     memory.has_left = False
     assert question.last_word() is None
     memory.has_left = memory.is_far = True
-    assert question.answer(lambda: asked.append("far")) is finding  # type: ignore[arg-type,return-value]
+    assert question.answer(lambda: asked.append("far")) is early  # type: ignore[arg-type,return-value]
     assert asked == ["early"]
 
 
 def test_an_early_answer_that_is_tentative_is_not_told_at_the_end() -> None:
     question = GrowthQuestion(_memory(has_left=True))
-    finding: Any = SimpleNamespace(is_tentative=True)
+    finding: Any = SimpleNamespace(diagnosis="the rate", is_tentative=True)
     question.answer(lambda: finding)
     assert question.last_word() is None
 
