@@ -20,6 +20,12 @@ _MIN_IDLE_TICKS = 6  # in a row
 _MAX_IDLE_SHARE = 0.03  # share of one processor that an idle process takes
 
 
+class _Flag(threading.Event):
+    """One that is set in a replay too."""
+
+    set = threading.Event.set
+
+
 class Alarm:
     """Raises in the thread that has entered it, if it is still inside at the deadline.
 
@@ -38,7 +44,7 @@ class Alarm:
         self._next = 0.0  # when a tick is due
         self._previous: Any = None
         self._timer: _Timer | None = None
-        self._over = threading.Event()
+        self._over = _Flag()
         self._is_rung = False  # by the other thread
         self._guard = threading.Lock()  # nothing is raised by the other thread once we have been left
 

@@ -193,7 +193,7 @@ def _ours(seal: Seal, original: Callable[..., Any], instead: Callable[..., Any])
 
 
 def _left_out(seal: Seal, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    answer = {"umask": 0o022, "alarm": 0, "setitimer": (0.0, 0.0)}.get(name)
+    answer = {"umask": 0o022, "alarm": 0, "setitimer": (0.0, 0.0), "acquire": True, "__enter__": True}.get(name)
 
     def nothing(*args: Any, **kwargs: Any) -> Any:
         return args[0] if name == "register" and args else answer  # `@atexit.register` leaves a function behind

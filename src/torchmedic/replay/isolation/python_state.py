@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import csv
 import gc
 import io
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from torchmedic.replay.isolation.library_objects import context_variables, of_library
 from torchmedic.replay.isolation.undo import (
     Contents,
     PutBack,
@@ -59,7 +61,7 @@ _FOREIGN = frozenset(
 )
 _STEADY: tuple[Any, ...] = (type(iter([])), type(iter(())), type(iter("")), type(iter(range(1))), type(iter(b"")))
 _NOT_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
-_ONE_WAY: tuple[Any, ...] = (types.GeneratorType, enumerate, zip, map, filter, io.TextIOWrapper)
+_ONE_WAY: tuple[Any, ...] = (types.GeneratorType, enumerate, zip, map, filter, io.TextIOWrapper, type(csv.reader([])))
 
 
 class TooMuchInReach(Exception):
@@ -84,7 +86,7 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Wa
         TooMuchInReach: Not everything could be noted; only if `thorough`.
     """
     walk = Walk(_shared_with_other_threads())
-    put_backs = settings()
+    put_backs = [*settings(), context_variables()]
     roots = [*_stack_variables(frame), *(variables for _, variables in user_modules())]
     if thorough:
         if not walk.follow(roots, thorough, _MAX_THOROUGH_OBJECTS):
@@ -127,6 +129,8 @@ class Walk:
                 self._seen[id(value)] = value
                 with contextlib.suppress(Exception):  # an object of a class that raises when it is inspected
                     self._visit(value, type(value))
+                with contextlib.suppress(Exception):  # a file that cannot tell where it is
+                    self.records += of_library(value, type(value))
         return not self._pending
 
     def _push(self, values: Iterable[Any]) -> None:

@@ -11,6 +11,10 @@ LEFT_OUT = {
     "shutil": "rmtree move copy copy2 copyfile copytree copymode copystat",
     "signal": "alarm setitimer",
     "queue.Queue": "put put_nowait task_done",
+    "threading.Semaphore": "acquire release __enter__ __exit__",
+    "threading.BoundedSemaphore": "release",
+    "threading.Event": "set clear",
+    "multiprocessing.synchronize.Event": "set clear",
     "multiprocessing.queues.Queue": "put put_nowait",
     "multiprocessing.queues.SimpleQueue": "put",
     "gzip.GzipFile": "write",
@@ -23,7 +27,7 @@ LEFT_OUT = {
 _CALLS = "send sendall sendto sendmsg sendfile recv recv_into recvfrom recvfrom_into recvmsg connect connect_ex accept"
 REFUSED = {
     "builtins": "input",
-    "os": "_exit abort system",
+    "os": "_exit abort system read",
     "signal": "raise_signal",
     "threading.Thread": "start",
     "threading.Barrier": "wait abort reset",
