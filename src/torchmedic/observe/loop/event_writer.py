@@ -27,6 +27,7 @@ from torchmedic.observe.loop.events import (
 )
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
 from torchmedic.observe.loop.loads import unmatched, writes_of
+from torchmedic.observe.step.wrappers import inside
 from torchmedic.source.spots import Place
 from torchmedic.source.user_code import user_frame
 
@@ -231,7 +232,7 @@ class EventWriter(Habits):
         if not self.awake:
             self.wake()
         if self.awake:
-            self._add("eval", self.number(module), frame)
+            self._add("eval", self.number(inside(module)), frame)
 
     @contained("observe.habits")
     def pass_begins(self, iterator: Any, frame: FrameType) -> None:
