@@ -138,7 +138,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a job as the parent sees it.
 
     `at` are the user's frames of its main thread when it was asked, innermost first. `signal` is what it died of.
-    `updates` is how many updates of the weights it has made, `moved` the time of the last entry in its black box.
+    `updates` is how many updates of the weights it has made, `micro_steps` how many backwards it usually makes for
+    one of them, `moved` the time of the last entry in its black box.
     `skipped` is the line of a forward that no backward followed, though one follows on this rank as a rule.
     `raised` is the time of an exception of its own, not of one that only tells of the loss of another rank. `seen` is
     the last place in its black box before the first such exception of the job. `handles` is the exception that it
@@ -153,6 +154,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     at: tuple[StackFrame, ...] = ()
     signal: str = ""
     updates: int = 0
+    micro_steps: int = 0
     moved: float = 0.0
     skipped: StackFrame | None = None
     raised: float = 0.0

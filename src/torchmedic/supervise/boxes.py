@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import statistics
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -155,3 +156,11 @@ def recent_box_of(run: Path, pid: int) -> BoxContents | None:
         if box is not None and box.pid == pid:
             return msgspec.structs.replace(box, moments=box.moments[-_STALL_MOMENTS:])
     return None
+
+
+def micro_steps_of(box: BoxContents) -> int:
+    """The usual number of backwards for one update, of those that a black box has whole; 0 if it has none."""
+    made: dict[int, int] = {}
+    for each in box.moments:
+        made[each.step] = max(each.micro_step, made.get(each.step, 0))
+    return statistics.mode([*made.values()][1:-1] or [0])

@@ -30,7 +30,7 @@ from torchmedic.records.ranks import (
 )
 from torchmedic.runfolder import events, files, layout, questions, reading, ring
 from torchmedic.supervise import remote_ranks
-from torchmedic.supervise.boxes import read_box
+from torchmedic.supervise.boxes import micro_steps_of, read_box
 from torchmedic.supervise.fatal_calls import with_fatal_call
 from torchmedic.supervise.proc import process
 
@@ -105,6 +105,7 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         log=log,
         at=tuple(StackFrame(file=frame.file, line=frame.line, function=frame.function) for frame in frames),
         updates=box.last.updates if box is not None and box.last is not None else 0,
+        micro_steps=micro_steps_of(box) if box is not None else 0,
         moved=box.last.time if box is not None and box.last is not None else 0.0,
         skipped=next(iter(skipped.frames), None) if skipped is not None else None,
         raised=_raised(folder),

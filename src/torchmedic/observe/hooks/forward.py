@@ -17,6 +17,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.hooks import patches
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.step.clock import FORWARD
+from torchmedic.observe.step.wrappers import inside
 
 _CALL = torch.nn.Module._call_impl.__code__
 # The call of a module without hooks of its own, and the function inside it that runs them.
@@ -142,12 +143,13 @@ class ForwardHooks:
             step.batches.given(args, module)
         if step.backward_depth == 0:  # recomputation of a checkpoint is part of backward
             user = step.clock.enter(FORWARD, frame)
-            if step.leaks is not None and module is not None:
-                step.leaks.called(training=module.training)
+            model = inside(module) if module is not None else None
+            if step.leaks is not None and model is not None:
+                step.leaks.called(training=model.training)
             habits = step.habits
-            if module is not None and (
-                habits.awake or (habits.listening and habits.mode != (module.training, torch.is_grad_enabled()))
+            if model is not None and (
+                habits.awake or (habits.listening and habits.mode != (model.training, torch.is_grad_enabled()))
             ):
-                habits.forward(module, frame)
+                habits.forward(model, frame)
             step.goes_forward(user)
             step.notes.forward_begins(frame)

@@ -28,6 +28,7 @@ from torchmedic.observe.loop.events import (
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
 from torchmedic.observe.loop.loads import own_states, unmatched, writes_of
 from torchmedic.observe.loop.passes import SHUFFLING
+from torchmedic.observe.step.wrappers import inside
 from torchmedic.source.spots import Place
 from torchmedic.source.user_code import is_user_file, user_frame
 
@@ -231,7 +232,7 @@ class EventWriter(Habits):
         if not self.awake:
             self.wake()
         if self.awake:
-            self._add("eval", self.number(module), frame)
+            self._add("eval", self.number(inside(module)), frame)
 
     @contained("observe.habits")
     def pass_begins(self, iterator: Any, frame: FrameType) -> None:
@@ -248,8 +249,9 @@ class EventWriter(Habits):
     @contained("observe.habits")
     def shuffled(self, iterator: Any, updates: int, frame: FrameType) -> None:
         """A pass begins, after some updates: its random numbers may be those of the pass before."""
-        dataset = self.number(iterator._dataset)
-        if self.passes.begins(iterator, dataset, updates, self.optimizers, self._where(frame)[1]):
+        if self.passes.begins(
+            iterator, self.number(iterator._dataset), updates, self.optimizers, self._where(frame)[1]
+        ):
             self.judge()
 
     @contained("observe.habits")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import NamedTuple
 
 from torchmedic.detect.ranks.culprit import deciding_branch, leaving_before_own_call
 from torchmedic.diagnose.rules.ranks._side_by_side import is_by_rank
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, Job, RankState
-from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
+from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around, nodes_around
 from torchmedic.source.line_relations import in_one_try
+from torchmedic.source.syntax import calls_in
 
 PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
 CONSTANT_NUMBER = re.compile(r" in t?range\([\d, ]*\)$")
@@ -21,6 +23,8 @@ _FIXED_NUMBER = re.compile(r" in t?range\(")
 def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
     """The loop that the culprits have left; None if they are in it, or have only left out a part of a turn."""
     states = [state for state in map(job.of, difference.culprits) if state is not None]
+    if exchanged_less_often(job, difference) is not None:
+        return None
     if any(_skipped(state, difference) is not None for state in states):
         return None
     found = _left(job, difference) if _continue(job, difference) is None else None
@@ -30,6 +34,31 @@ def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
         return found
     is_constant = CONSTANT_NUMBER.search(found[1].header)  # the source gives the number of turns for all ranks
     return None if is_constant or _is_chosen_again(job, difference.call) else found
+
+
+class Alone(NamedTuple):
+    """The line with `no_sync`, and how many backwards the culprits and the others usually make for an update."""
+
+    file: str
+    line: int
+    culprits: int
+    others: int
+
+
+def exchanged_less_often(job: Job, difference: Difference) -> Alone | None:
+    """Why the culprits make fewer exchanges in as many turns: more of their backwards are under `no_sync`."""
+    expected = difference.expected
+    if expected is None or not (expected.native or expected.op == BACKWARD):
+        return None
+    made = [
+        max((state.micro_steps for state in map(job.of, numbers) if state is not None), default=0)
+        for numbers in (difference.culprits, difference.others)
+    ]
+    if not made[0] > made[1] > 0:
+        return None
+    around = ((at.file, node) for at in expected.frames for node in nodes_around(at.file, at.line)[1:])
+    lines = ((file, call.lineno) for file, node in around for call in calls_in(node, "no_sync"))
+    return next((Alone(file, line, *made) for file, line in lines), None)
 
 
 def _is_chosen_again(job: Job, call: Collective | None) -> bool:

@@ -15,7 +15,13 @@ from __future__ import annotations
 
 from torchmedic.detect.ranks.culprit import deciding_frame
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._left_loops import have_ended, left_loop, skipping_branch
+from torchmedic.diagnose.rules.ranks._left_loops import (
+    Alone,
+    exchanged_less_often,
+    have_ended,
+    left_loop,
+    skipping_branch,
+)
 from torchmedic.diagnose.rules.ranks._side_by_side import at_branch, at_call, innermost, place, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, MARKS, Collective, Difference, Job, Leaving
@@ -30,6 +36,9 @@ def check(job: Job) -> Draft | None:
     difference = job.difference
     if difference is None or difference.kind == "content":
         return None
+    alone = exchanged_less_often(job, difference)
+    if alone is not None:
+        return _in_other_turns(job, difference, alone)
     skipped = skipping_branch(job, difference)
     if skipped is not None:
         return _skipped(job, difference, *skipped)
@@ -111,6 +120,23 @@ def _skipped(job: Job, difference: Difference, file: str, line: int, test: str) 
     is_backward = expected.native or expected.op == BACKWARD
     other = ", or multiply the loss by zero" if is_backward else ""
     return draft.help(f"let all ranks decide alike: all_reduce a flag before the branch{other}")
+
+
+def _in_other_turns(job: Job, difference: Difference, alone: Alone) -> Draft:
+    """The ranks accumulate the gradients of different numbers of micro-batches before they exchange them."""
+    who, others = ranks(difference.culprits), ranks(difference.others)
+    draft = check.draft(job, "likely")
+    draft.message = f"{others} exchanged gradients in a backward that {who} did not exchange"
+    draft.cause = (
+        f"{who} usually called backward {alone.culprits} times for an update, {others} {alone.others} times, and only "
+        "the last one exchanges gradients"
+    )
+    draft.at(
+        line_location("cause", alone.file, alone.line, "decides on each rank in which turns gradients are exchanged"),
+        at_call(difference.expected, "surfaced", f"{others}: backward, which waits for all ranks"),
+    )
+    show(draft, job, difference)
+    return draft.help("let all ranks exchange gradients in the same turns: after the same number of micro-batches")
 
 
 def _ended(job: Job, difference: Difference, expected: Collective) -> Draft:
