@@ -95,10 +95,8 @@ class DataHooks:
             self._failed()
         if step.leaks is not None and iterator._num_yielded == 0:
             step.leaks.loading(iterator, frame)
-        if iterator._num_yielded == 0 and step.habits.awake:
-            step.habits.pass_begins(iterator, frame)
-        if iterator._num_yielded == 0 and step.habits.passes.on:
-            step.habits.shuffled(iterator, step.clock.updates, frame)
+        if iterator._num_yielded == 0 and (step.habits.awake or step.habits.passes.on):
+            step.habits.pass_begins(iterator, step.clock.updates, frame)
         step.clock.data_requested()
         if not step.is_sampled_out:
             step.clock.enter(DATA, frame)

@@ -235,24 +235,18 @@ class EventWriter(Habits):
             self._add("eval", self.number(inside(module)), frame)
 
     @contained("observe.habits")
-    def pass_begins(self, iterator: Any, frame: FrameType) -> None:
-        """A batch is asked for, the first of a pass over the data."""
-        sampler = iterator._index_sampler
-        if self.steps or not self.optimizers or not torch.is_grad_enabled():
+    def pass_begins(self, iterator: Any, updates: int, frame: FrameType) -> None:
+        """A batch is asked for, the first of a pass over the data, after some updates."""
+        place, sampler = self._where(frame)[1], iterator._index_sampler
+        numbers = self.optimizers
+        if self.passes.on and self.passes.begins(iterator, self.number(iterator._dataset), updates, numbers, place):
+            self.judge()
+        if not self.awake or self.steps or not self.optimizers or not torch.is_grad_enabled():
             return  # not a loop that trains
         if not isinstance(sampler, BatchSampler) or _length(sampler) != 0:
             return
-        place = self._where(frame)[1]
         if place.line and self.empty is None:
             self.empty = (place, len(iterator._dataset), sampler.batch_size)
-
-    @contained("observe.habits")
-    def shuffled(self, iterator: Any, updates: int, frame: FrameType) -> None:
-        """A pass begins, after some updates: its random numbers may be those of the pass before."""
-        if self.passes.begins(
-            iterator, self.number(iterator._dataset), updates, self.optimizers, self._where(frame)[1]
-        ):
-            self.judge()
 
     @contained("observe.habits")
     def loading(self, frame: FrameType, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any) -> None:
