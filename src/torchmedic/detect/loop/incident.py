@@ -216,7 +216,8 @@ class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
     """`name` is the attribute of the dataset that holds the same value for all items; empty where none is known.
 
     With `is_one_item` labels are equal as well: the attribute has an entry for each item, and one of them is given for
-    all.
+    all. With `is_overwritten` the inputs are equal in each batch only: the attribute is given for all items, and
+    written to.
     """
 
     data: Place
@@ -224,6 +225,7 @@ class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
     rows: int
     batches: int
     is_one_item: bool = False
+    is_overwritten: bool = False
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):

@@ -59,11 +59,16 @@ def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncide
     fetches = [fetch for (fetch,) in rounds]
     rows = sum(event.fact.look.rows for event in fetches)
     looks = {event.fact.look.equal for event in fetches}
-    if len(fetches) < _MIN_BATCHES or rows < _MIN_ROWS or len(looks) != 1 or 0 in looks:
+    if len(fetches) < _MIN_BATCHES or rows < _MIN_ROWS or 0 in looks:
         return
     last = fetches[-1]
     dataset = habits.thing(last.fact.dataset)
-    if dataset is None or _is_meant(last.fact.look.value):
+    if dataset is None:
+        return
+    if len(looks) > 1:
+        yield from _overwritten(fetches, dataset, rows)
+        return
+    if _is_meant(last.fact.look.value):
         return
     is_one_item = not any(event.fact.look.labels_differ for event in fetches)
     while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset") and not is_one_item:
@@ -79,6 +84,30 @@ def _identical(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncide
         rows=rows,
         batches=len(fetches),
         is_one_item=is_one_item,
+    )
+
+
+def _overwritten(fetches: list[Event], dataset: Any, rows: int) -> Iterator[LoopIncident]:
+    """The rows of each batch are equal: the dataset gives one tensor for all items, and writes to it for the next."""
+    is_random = any(event.fact.drawn for event in fetches)
+    getter = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+    if not is_random or getter is None or not all(event.fact.look.labels_differ for event in fetches):
+        return
+    tree = syntax_tree(getter.co_filename) if is_user_file(getter.co_filename) else None
+    returns = [node for node in nodes_in(function_of(tree, getter)) if isinstance(node, ast.Return)]
+    if not returns:
+        return
+    taken = {id(node.value) for node in nodes_in(returns[-1]) if isinstance(node, ast.Subscript)}
+    read = [node for node in nodes_in(returns[-1]) if isinstance(node, ast.Attribute) and id(node) not in taken]
+    shared = [node.attr for node in read if type(vars(dataset).get(node.attr)).__name__ in ("Tensor", "ndarray")]
+    yield IdenticalInputs(
+        step=fetches[-1].step,
+        cause=Place(getter.co_filename, returns[-1].lineno),
+        data=fetches[-1].place,
+        name=shared[0] if shared else "",
+        rows=rows,
+        batches=len(fetches),
+        is_overwritten=True,
     )
 
 

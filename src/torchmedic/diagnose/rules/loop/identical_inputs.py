@@ -25,6 +25,8 @@ def check(evidence: LoopEvidence, incident: IdenticalInputs) -> Draft | None:
     draft.message = "the model can learn nothing from its inputs: all items have the same input, and different labels"
     if incident.is_one_item:
         return _one_item(evidence, incident, draft)
+    if incident.is_overwritten:
+        return _overwritten(evidence, incident, draft)
     draft.cause = f"all {incident.rows} rows of the inputs in {incident.batches} batches are equal"
     if incident.name:
         draft.cause += f"; `self.{incident.name}` of the dataset holds one value for all items"
@@ -43,4 +45,15 @@ def _one_item(evidence: LoopEvidence, incident: IdenticalInputs, draft: Draft) -
     draft.at(evidence.at("surfaced", incident.data, "the batches come from here"))
     draft.because(f"all {incident.rows} rows of inputs and of labels in {incident.batches} batches are equal")
     draft.help(f"take the entry of the index that `__getitem__` is given: `self.{incident.name}[index]`")
+    return draft.rated("warning")
+
+
+def _overwritten(evidence: LoopEvidence, incident: IdenticalInputs, draft: Draft) -> Draft:
+    tensor = f"`self.{incident.name}`" if incident.name else "one tensor"
+    draft.message = "all inputs of a batch are those of its last item, and the labels differ"
+    draft.cause = f"the dataset gives {tensor} for each item, and writes the next item into it"
+    draft.at(evidence.at("cause", incident.cause, "the same tensor for every item"))
+    draft.at(evidence.at("surfaced", incident.data, "the batches come from here"))
+    draft.because(f"the rows of the inputs are equal in each of {incident.batches} batches that were drawn at random")
+    draft.help(f"give a copy of {tensor}, such as `.clone()`, so that each item has a tensor of its own")
     return draft.rated("warning")
