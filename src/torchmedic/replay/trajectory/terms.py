@@ -27,6 +27,7 @@ class Term(NamedTuple):
     path: Path
     weight: float  # the size of the numbers that it is multiplied by
     op: Op | None  # the outermost product of the term, or what computes it
+    size: float = 0.0  # the largest value of the term; 0 where it is not known
 
 
 def terms_of(loss: torch.Tensor, scope: Microscope) -> list[Term]:
@@ -34,25 +35,30 @@ def terms_of(loss: torch.Tensor, scope: Microscope) -> list[Term]:
     return list(_terms(loss.grad_fn, (), 1.0, scope))[:_MAX_TERMS]
 
 
-def _terms(node: Any, path: Path, weight: float, scope: Microscope, product: Op | None = None) -> Iterator[Term]:
+def _terms(
+    node: Any, path: Path, weight: float, scope: Microscope, product: Op | None = None, size: float = 0.0
+) -> Iterator[Term]:
     inputs = [at for at, (following, _) in enumerate(getattr(node, "next_functions", ())) if following is not None]
     name = name_of(node)
     if name in _SUMS and len(path) < _MAX_DEPTH:
+        op = scope.op_of(node)
+        sizes = [scope.magnitude(value) for value in op.inputs] if op is not None else []
         for at in inputs:
-            yield from _terms(node.next_functions[at][0], (*path, at), weight, scope)
+            size = sizes[at] if len(sizes) == len(node.next_functions) else 0.0
+            yield from _terms(node.next_functions[at][0], (*path, at), weight, scope, size=size)
     elif name in _PRODUCTS and len(inputs) == 1 and len(path) < _MAX_DEPTH:
         number = scalar(getattr(node, "_saved_other" if inputs[0] == 0 else "_saved_self", None))
         weight = weight * number if name == "Mul" else weight / number
         following, inner = node.next_functions[inputs[0]][0], (*path, inputs[0])
         if name == "Div" or not path:  # the whole loss is multiplied, or a term is divided by its number of elements
-            yield from _terms(following, inner, weight, scope, scope.op_of(node) if name == "Mul" else product)
+            yield from _terms(following, inner, weight, scope, scope.op_of(node) if name == "Mul" else product, size)
         else:  # a sum that is multiplied is one term
-            yield Term(inner, weight, scope.op_of(node))
+            yield Term(inner, weight, scope.op_of(node), size)
     elif node is not None:
         behind = node.next_functions[inputs[0]][0] if name in _LINEAR and len(inputs) == 1 else None
         # The mean of a sum is a sum of means.
         terms = list(_terms(behind, (*path, inputs[0]), weight, scope)) if len(path) < _MAX_DEPTH and behind else []
-        yield from terms if len(terms) > 1 else [Term(path, weight, product or scope.op_of(node))]
+        yield from terms if len(terms) > 1 else [Term(path, weight, product or scope.op_of(node), size)]
 
 
 @contextlib.contextmanager

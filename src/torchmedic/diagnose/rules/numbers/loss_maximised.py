@@ -27,6 +27,7 @@ from torchmedic.replay.trajectory.terms import Term
 from torchmedic.source.lookup.optimizers import built_at
 
 _MAX_TERMS = 4  # each is tried
+_DOMINANT = 20  # times as large as the next term
 
 
 @rule("TM236", "loss-maximised")
@@ -104,6 +105,9 @@ def _term_to_turn(divergence: Divergence) -> tuple[Term | None, Course | None]:
         is_whole = course is not None and course.is_finite and len(course.losses) >= len(divergence.still.losses)
         if course is not None and is_whole and _shrinks(divergence, course):
             found.append((term, course))
+    sizes = sorted(term.size for term in terms)
+    if len(found) > 1 and sizes[-1] > _DOMINANT * sizes[-2] > 0:  # what the other terms do is noise
+        found = [(term, course) for term, course in found if term.size == sizes[-1]]
     return found[0] if len(found) == 1 else (None, None)
 
 
