@@ -34,6 +34,7 @@ class LossSign(NamedTuple):
     is_error: bool = False  # it measures how far something is from the data
     op: Op | None = None  # that makes the loss, or turns its sign in the same function
     is_whole: bool = True  # no term was left out because it is small
+    is_turned: bool = False  # the operation turns the sign of all that it is given
 
 
 def sign_of_loss(loss: torch.Tensor, scope: Microscope) -> LossSign:
@@ -47,19 +48,22 @@ class _Signs:
         self._left = _MAX_NODES
         self._are_errors = self._is_whole = True
         self._turns: list[Any] = []  # nodes that turn the sign, from the loss on
+        self._decisive: Any = None  # the node of the loss, or of the only notable term of its sum
 
     def of_loss(self, root: Any) -> LossSign:
+        self._decisive = root
         sign = self._of(root) if root is not None else 0
-        made = self._op(root)
+        made = self._op(self._decisive)
         if made is None or made.spot is None:
             return LossSign(sign, self._are_errors, is_whole=self._is_whole)
-        top = root
+        top = self._decisive
         while top is not None and top not in self._turns and name_of(top) in ("Mul", "Div"):
             top = next((following for following, _ in top.next_functions if following is not None), None)
         # Behind a mean, what is negative may be meant to be: a score, a likelihood. Then the loss lacks a minus.
         turned = self._op(top) if top in self._turns else None
         is_near = turned is not None and turned.spot is not None and _is_near(turned.spot, made.spot)
-        return LossSign(sign, self._are_errors, turned if is_near else made, self._is_whole)
+        is_turned = is_near and name_of(top) not in ("Add", "Sub", "Rsub")
+        return LossSign(sign, self._are_errors, turned if is_near else made, self._is_whole, is_turned)
 
     def _op(self, node: Any) -> Op | None:
         return self._scope.op_of(node) if node is not None else None
@@ -107,6 +111,8 @@ class _Signs:
             terms = [term for term in terms if term[0] is not None]
         if any(factor < 0 for _, factor in terms):
             self._turns.append(node)
+        elif node is self._decisive and len(terms) == 1:
+            self._decisive = terms[0][0]
         signs = {factor * self._of(following) for following, factor in terms}
         return signs.pop() if len(signs) == 1 else 0
 

@@ -64,7 +64,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
 def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course | None) -> Draft | None:
     """A loss that runs away downwards: whether it is an error with the wrong sign."""
     divergence.first_step()  # reads the graph of the loss
-    sign, is_error, op, is_whole = divergence.trajectory.sign
+    sign, is_error, op, is_whole, is_turned = divergence.trajectory.sign
     is_growth, is_lost = evidence.incident.quantity == "growth", evidence.agent.finite.memory.is_lost
     trained = parameters_of(*divergence.optimizers)
     shrinks = course is not None and _shrinks(divergence, course)
@@ -78,7 +78,7 @@ def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course |
     else:
         return None
     spot = op.spot if op is not None else None
-    term, turned = _term_to_turn(divergence)
+    term, turned = (None, None) if is_turned and is_whole else _term_to_turn(divergence)
     if term is not None and term.op is not None and term.op.spot is not None:
         spot, course, shrinks = term.op.spot, turned, True
         grade, why = "proven", "with the opposite sign of this term alone, the size of the loss shrinks"
