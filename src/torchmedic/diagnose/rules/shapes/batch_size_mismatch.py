@@ -11,11 +11,10 @@ Cure: flatten and cut both in the same way; keep the batch dimension when reshap
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.shapes._cuts import Refusal, mark_cuts, replayed_until
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, given_to_loss
 from torchmedic.diagnose.words.tensors import count, incomplete_batch, made_here, shape
-from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.replay.trace.provenance import Provenance
 from torchmedic.source.spots import Spot
 
 _LOSSES = (*CLASSIFYING, "multi_margin_loss", "multilabel_margin_loss", "cosine_embedding_loss")
@@ -34,9 +33,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"`{given.loss}` was given {rows} rows of scores and {labels} labels"
     draft.cause = f"its input is {shape(given.input)} and its target {shape(given.target)}: the first sizes differ"
-    mixed = _mixed_at(evidence, rows, labels)
+    replayed = replayed_until(evidence)
+    mixed = _mixed_at(replayed, rows, labels)
     draft.mark(mixed, "cause", f"the {labels} samples become {rows} rows here")
-    draft.at(*evidence.at_user_line("cause" if mixed is None else "surfaced", f"{rows} rows meet {labels} labels"))
+    is_told = mixed is not None or mark_cuts(draft, evidence, replayed, given)
+    draft.at(*evidence.at_user_line("surfaced" if is_told else "cause", f"{rows} rows meet {labels} labels"))
     draft.at(made_here(evidence, given.input, f"becomes {shape(given.input)}"))
     draft.at(made_here(evidence, given.target, f"becomes {shape(given.target)}"))
     batch = next((int(tensor.shape[0]) for tensor in evidence.incident.batch if tensor.dim()), None)
@@ -53,19 +54,14 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     return draft.help("reshape and cut input and target in the same way, so that each row keeps its label")
 
 
-def _mixed_at(evidence: RaisedEvidence, rows: int, labels: int) -> Spot | None:
+def _mixed_at(replayed: Refusal, rows: int, labels: int) -> Spot | None:
     """The only line of a replay of the step that makes as many rows as the scores have of as many as there are labels.
 
     The number of rows must change by reshaping: to pick rows, or to join tensors, may be meant.
     """
-    step = StepFailure(evidence).step
-    if step is None:
-        return None
-    provenance = Provenance()
-    step.runner.play(provenance, backward=False)
     spots = {
         call.spot
-        for call in provenance.calls
+        for call in replayed.calls
         if call.name in ("view", "reshape", "flatten", "unflatten")
         and [int(tensor.shape[0]) for tensor in (*call.inputs[:1], *call.outputs) if tensor.dim()] == [labels, rows]
     }

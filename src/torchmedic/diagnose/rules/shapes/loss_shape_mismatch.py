@@ -12,9 +12,11 @@ Cure: `squeeze(1)` the labels; `transpose(1, 2)` or flatten the scores; bring bo
 from __future__ import annotations
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.shapes._cuts import mark_cuts, replayed_until
 from torchmedic.diagnose.rules.shapes._losses import CLASSIFYING, Given, given_to_loss
 from torchmedic.diagnose.words.tensors import made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Role
 
 
 @rule("TM164", "loss-shape-mismatch")
@@ -35,7 +37,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         f"`{given.loss}` was given a target of {shape(given.target)}; scores of {scores} take {given.expected_target}"
     )
     draft.cause = f"dimension {min(len(scores) - 1, 1)} of the scores, with {classes}, is read as the classes"
-    draft.at(*evidence.at_user_line("cause", f"target {shape(given.target)}, not {given.expected_target}"))
+    is_told = len(labels) == len(scores) - 1 and mark_cuts(draft, evidence, replayed_until(evidence), given)
+    role: Role = "surfaced" if is_told else "cause"
+    draft.at(*evidence.at_user_line(role, f"target {shape(given.target)}, not {given.expected_target}"))
     draft.at(made_here(evidence, given.target, f"becomes {shape(given.target)}"))
     draft.at(made_here(evidence, given.input, f"becomes {scores}"))
     if len(scores) > 2 and labels == scores[:-1]:
