@@ -501,8 +501,69 @@ for step in range(50):
 print(digest(model))
 """
 
+# Such a run draws its data from iterators that C code reads, from bounded caches, from files, queues and semaphores.
+STREAMS = """
+import asyncio, collections, contextvars, csv, ctypes, functools, itertools, os, queue, random, threading
+
+random.seed(0)
+with open("rows.csv", "w") as file:
+    file.write("".join(f"{row},{row * row}\\n" for row in range(900)))
+
+
+def numbers():
+    yield from itertools.count()
+
+
+@functools.lru_cache(maxsize=6)
+def projection(key):
+    return torch.randn(6, 6)
+
+
+class Key:
+    pass
+
+
+stream, pairs, letters = numbers(), zip(numbers(), itertools.cycle("ab")), itertools.cycle(range(5))
+rows, lines, descriptor = csv.reader(open("rows.csv")), open("rows.csv"), os.open("rows.csv", os.O_RDONLY)
+unread = iter(open("rows.csv"))
+simple, coming, permits = queue.SimpleQueue(), asyncio.Queue(), threading.Semaphore(100)
+local, variable, number, keys = threading.local(), contextvars.ContextVar("v", default=0), ctypes.c_long(), []
+known = weakref.WeakValueDictionary()
+local.count = 0
+model = nn.Linear(6, 6)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(60):
+    x = torch.randn(16, 6)
+    y = x @ projection(random.randrange(9)) * (1 if step < 30 else 9)
+    loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    some, ends = list(itertools.islice(stream, 3)), [row for _, row in zip(range(2), rows)]
+    for first, letter in pairs:
+        if first % 3 == 2:
+            break
+    line, part = lines.readline(), os.read(descriptor, 5)
+    for last in unread:
+        break
+    a, b = itertools.islice(letters, 2)
+    simple.put(step)
+    got = simple.get() if step % 2 else None
+    coming.put_nowait(step)
+    permits.acquire()
+    local.count += 1
+    variable.set(variable.get() + 1)
+    number.value += 1
+    keys.append(Key())
+    known[step] = keys[-1]
+    optimizer.step()
+    print(step, loss.item(), some, ends, first, letter, line, part, last, a, b, got, simple.qsize(), coming.qsize())
+    print(local.count, variable.get(), number.value, len(known), random.random(), projection.cache_info().currsize)
+print(digest(model), permits._value)
+"""
+
 SCRIPTS = {
     "carried values": CARRIED,
+    "streams": STREAMS,
     "rising loss of a subclass": RISING_SUBCLASS,
     "lives": LIVES,
     "function captured in an evaluation": CAPTURED_FUNCTION,

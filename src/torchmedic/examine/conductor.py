@@ -78,11 +78,10 @@ class Conductor(GrowthConductor):
         from torchmedic.examine.nonfinite import explain_nonfinite
         from torchmedic.observe.device.hidden_work import unseen_by_subclasses
         from torchmedic.replay.isolation.endings import leaving_no_garbage
+        from torchmedic.replay.isolation.open_files import found_once
 
-        with (
-            unseen_by_subclasses(),
-            leaving_no_garbage(),
-        ):  # what was replayed has references to the user's objects, and the run goes on
+        # What was replayed has references to the user's objects, and the run goes on.
+        with unseen_by_subclasses(), leaving_no_garbage(), found_once():
             return explain_nonfinite(optimizer, frame, quantity, stage, self._agent)
 
     def publish(self, finding: Finding) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+from torchmedic.replay.isolation.bounded_caches import misses_refused
 from torchmedic.replay.isolation.undo import Contents, Noted, PutBack
 
 _C_DATA: tuple[Any, ...] = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_int.__base__)
@@ -33,6 +34,9 @@ def of_library(value: Any, kind: type) -> Iterator[PutBack]:
         yield Noted(lambda: _waiting(value), lambda before: _refill(value, before), _are_same)
     elif issubclass(kind, _C_DATA):
         yield _c_data(value)
+    elif kind.__module__ == "functools":
+        put_back = misses_refused(value)
+        yield from [put_back] if put_back is not None else []
     elif kind.__module__ == "multiprocessing.sharedctypes" and hasattr(value, "get_obj"):
         yield _c_data(value.get_obj())
     elif kind.__module__ == "asyncio.queues":

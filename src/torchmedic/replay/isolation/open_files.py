@@ -77,7 +77,7 @@ def living(*kinds: type) -> list[Any]:
     """
     state = _open_now()
     known, found = _found.get(kinds, (None, list[Any]()))
-    again: list[Any] = [each() for each in found]
+    again: list[Any] = [each() if isinstance(each, weakref.ref) else each for each in found]
     if state and state == known and all(each is not None and not _is_closed(each) for each in again):
         return again
     wanted = set(kinds)
@@ -89,9 +89,24 @@ def living(*kinds: type) -> list[Any]:
                 wanted.add(derived)
                 pending.append(derived)
     now = [each for each in gc.get_objects() if type(each) in wanted and not _is_closed(each)]
-    with contextlib.suppress(TypeError):  # a class of which there are no weak references
+    try:
         _found[kinds] = (state, [weakref.ref(each) for each in now])
+    except TypeError:  # a class of which there are no weak references
+        if _is_examined:
+            _found[kinds] = (state, list(now))
     return now
+
+
+@contextlib.contextmanager
+def found_once() -> Iterator[None]:
+    """Keep what `living` finds until the block is over, where many replays ask for it."""
+    global _is_examined
+    _is_examined = True
+    try:
+        yield
+    finally:
+        _is_examined = False
+        _found.clear()
 
 
 def _is_closed(file: Any) -> bool:
@@ -101,7 +116,8 @@ def _is_closed(file: Any) -> bool:
         return True  # the file beneath it was taken away
 
 
-_found: dict[tuple[type, ...], tuple[Any, list[weakref.ref[Any]]]] = {}
+_found: dict[tuple[type, ...], tuple[Any, list[Any]]] = {}
+_is_examined = False
 
 
 def _open_now() -> frozenset[tuple[str, str]]:

@@ -61,8 +61,8 @@ _has_hook = False
 
 
 def refuse(what: str) -> None:
-    """Raise `Refused` where a replay is under way: a replay must not do this again."""
-    if _seal is not None:
+    """Raise `Refused` where this thread is in a replay: a replay must not do this again."""
+    if _seal is not None and _seal.is_ours:
         _seal.refuse(what)
 
 

@@ -22,9 +22,12 @@ from typing import Any
 
 import torch
 
+from torchmedic.replay.isolation.bounded_caches import bounded_cache
 from torchmedic.replay.isolation.library_objects import context_variables, of_library
+from torchmedic.replay.isolation.stand_ins import IteratorStandIn
 from torchmedic.replay.isolation.undo import (
     Contents,
+    Noted,
     PutBack,
     array,
     cell,
@@ -61,7 +64,7 @@ _FOREIGN = frozenset(
 )
 _STEADY: tuple[Any, ...] = (type(iter([])), type(iter(())), type(iter("")), type(iter(range(1))), type(iter(b"")))
 _NOT_SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
-_ONE_WAY: tuple[Any, ...] = (types.GeneratorType, enumerate, zip, map, filter, io.TextIOWrapper, type(csv.reader([])))
+_ONE_WAY: tuple[Any, ...] = (type(csv.reader([])), types.AsyncGeneratorType)  # besides iterators of C
 
 
 class TooMuchInReach(Exception):
@@ -93,6 +96,7 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Wa
             raise TooMuchInReach
     else:
         walk.follow(roots)
+    walk.stand_in()
     try:
         yield walk
     finally:
@@ -106,7 +110,7 @@ class Walk:
 
     def __init__(self, shared: set[int]) -> None:
         self.records: list[PutBack] = []
-        self.one_way: set[int] = set()  # identities of iterators that cannot be put back
+        self.one_way: dict[int, Any] = {}  # what stands in for iterators that cannot be put back, by their identity
         self._shared = shared
         self._seen: dict[int, Any] = {}  # with the objects, so that no identity is used twice
         self._pending: collections.deque[Any] = collections.deque()
@@ -132,6 +136,17 @@ class Walk:
                 with contextlib.suppress(Exception):  # a file that cannot tell where it is
                     self.records += of_library(value, type(value))
         return not self._pending
+
+    def stand_in(self) -> None:
+        """Let what cannot be put back be asked by nobody until it is all put back."""
+        for record in self.records:
+            if self.one_way and isinstance(record, Contents | Noted):
+                with contextlib.suppress(Exception):
+                    record.replace(self.one_way)
+
+    def guard(self, namespace: dict[str, Any]) -> None:
+        """Put the same in the place of such objects among copied variables."""
+        namespace.update((name, self.one_way.get(id(value), value)) for name, value in list(namespace.items()))
 
     def _push(self, values: Iterable[Any]) -> None:
         self._pending.extend(value for value in values if type(value) not in _ATOMS and id(value) not in self._seen)
@@ -159,8 +174,8 @@ class Walk:
                 self._push(part.item for part in parts(value, kind))
         elif kind in _STEADY:
             self.records.append(steady(value))
-        elif kind in _ONE_WAY or kind.__module__ == "itertools":
-            self.one_way.add(id(value))
+        elif _is_one_way(value, kind):
+            self.one_way[id(value)] = IteratorStandIn(value)
         elif kind is not types.ModuleType and kind.__module__.partition(".")[0] not in _FOREIGN:
             special = told_by_itself(value, kind)
             if special is not None:
@@ -178,7 +193,8 @@ class Walk:
         inside = [item for _, item in attributes(value, kind)]
         self._push(inside[:_MAX_FOLLOWED] if len(inside) > _MAX_ITEMS else inside)
         if kind.__module__ == "functools":
-            self._push(gc.get_referents(value))
+            bounded = bounded_cache(value)
+            self._push(each for each in gc.get_referents(value) if each is not bounded)
 
     def _array(self, value: Any) -> None:
         size = getattr(value, "nbytes", None)
@@ -187,6 +203,13 @@ class Walk:
             inside = value.flags.forc or type(value.base) is type(value)  # `as_strided` may show memory of others
             if inside and value.flags.writeable and self._array_bytes <= _MAX_ALL_ARRAY_BYTES:
                 self.records.append(array(value))
+
+
+def _is_one_way(value: Any, kind: type) -> bool:
+    if issubclass(kind, io.IOBase):
+        return issubclass(kind, io.TextIOWrapper) and not value.closed and not value.writable()
+    is_of_c = not kind.__flags__ & _HEAP_TYPE and hasattr(kind, "__next__")
+    return is_of_c or kind in _ONE_WAY or kind.__module__ == "itertools"
 
 
 def _stack_variables(frame: FrameType | None) -> Iterator[Any]:

@@ -11,12 +11,12 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from torchmedic.source.objects.containers import items
+from torchmedic.source.objects.containers import items, pairs
 
 PutBack = Callable[[], None]
 
@@ -39,6 +39,11 @@ class Noted:
             return not self._is_same(self._read(), self._before)
         except Exception:  # a variable that was deleted cannot be read
             return True
+
+    def replace(self, stand_ins: Mapping[int, Any]) -> None:
+        """Put others in the place of objects, by identity."""
+        if id(self._before) in stand_ins:
+            self._write(stand_ins[id(self._before)])
 
     def __call__(self) -> None:
         """Put back what was read."""
@@ -64,6 +69,13 @@ class Contents:
     def has_changed(self) -> bool:
         now = self._items()
         return len(now) != len(self._before) or not all(map(operator.is_, now, self._before))
+
+    def replace(self, stand_ins: Mapping[int, Any]) -> None:
+        """Put others in the place of items, by identity."""
+        if self._kind is list or issubclass(self._kind, dict):
+            for place, item in pairs(self._value, len(self._before)):
+                if id(item) in stand_ins:
+                    self._kind.__setitem__(self._value, place, stand_ins[id(item)])
 
     def __call__(self) -> None:
         """Put back what it held."""

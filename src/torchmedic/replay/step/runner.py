@@ -151,7 +151,7 @@ class Runner:
             played.error = error
             return played
         with muted(), contextlib.ExitStack() as stack:
-            stack.enter_context(harmless(self._frame, thorough=self.thorough))
+            stack.enter_context(harmless(self._frame, thorough=self.thorough)).guard(namespace)
             played.stood_in = stack.enter_context(unsharded(self.modules))
             if self.shadow is None:
                 stack.enter_context(put_back(self.modules))
