@@ -19,6 +19,7 @@ from torchmedic.detect.ranks.messages import unequal_parts
 from torchmedic.records.ranks import Collective, Difference, DifferenceKind, FoundBy, RankLog
 
 _WINDOW = 256  # calls after the first difference that are compared
+_CONTEXT = 8  # calls before a difference that tell what follows on them as a rule
 _END = -1
 
 
@@ -206,11 +207,20 @@ def _common(
     if 2 * len(parts[most]) > total > 2:
         return most, "majority"
     sides = {tokens[ranks[0]][:index] for ranks in parts.values()} if index else set()
-    habits = [{after for before, after in itertools.pairwise(calls) if before == calls[-1]} for calls in sides]
-    usual = [token for token in parts if token != _END and habits and all(token in each for each in habits)]
-    if len(usual) == 1:
-        return usual[0], "habit"
+    for length in range(1, _CONTEXT + 1):  # of the calls in front of the place that are looked for in earlier steps
+        habits = [_after(calls, length) for calls in sides]
+        usual = [token for token in parts if token != _END and habits and all(token in each for each in habits)]
+        if len(usual) == 1:
+            return usual[0], "habit"
+        if not usual:
+            break
     return _by_insertion(tokens, parts, index)
+
+
+def _after(calls: tuple[int, ...], length: int) -> set[int]:
+    """What followed on the last calls of a stream, this many of them, where they were made before."""
+    last = calls[-length:]
+    return {calls[at + length] for at in range(len(calls) - length) if calls[at : at + length] == last}
 
 
 def _by_insertion(

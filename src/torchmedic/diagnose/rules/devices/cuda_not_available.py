@@ -32,7 +32,7 @@ from torchmedic.replay.step.trial import Edit, edited
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import Call, raising_call
 from torchmedic.source.spots import spot_of_node
-from torchmedic.source.syntax import nodes_in
+from torchmedic.source.syntax import calls_in, nodes_in
 from torchmedic.source.user_variables import user_trees
 
 _NAME = re.compile(r"cuda(:\d+)?")
@@ -45,7 +45,9 @@ _OF_CUDA = re.compile(r"\bCUDA\b|_cuda_|torch\.cuda|dummy base class|NCCL built 
 def check(evidence: RaisedEvidence) -> Draft | None:
     # A wrapper of DistributedDataParallel with the numbers of GPUs, around a model on the CPU.
     is_wrapped = evidence.says("device_ids", "type='cpu'") and not torch.cuda.is_available()
-    if not (is_wrapped or evidence.kinds & {"RuntimeError", "AssertionError", "AttributeError"}):
+    # Its layers have kernels for GPUs only, and refuse a model or an input on the CPU.
+    is_synced = evidence.says("SyncBatchNorm", "GPU") and not torch.cuda.is_available()
+    if not (is_wrapped or is_synced or evidence.kinds & {"RuntimeError", "AssertionError", "AttributeError"}):
         return None
     if not (evidence.is_torchs or evidence.from_loader):
         return None
@@ -56,7 +58,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     lacks_driver = fault is not None and fault.code == 35 and setup.lacks_driver
     if fault is not None and fault.kind != "not_available" and not lacks_driver:
         return None
-    if fault is None and not is_wrapped and (setup.build is not None or not _OF_CUDA.search(_said(evidence.message))):
+    is_known = is_wrapped or is_synced
+    if fault is None and not is_known and (setup.build is not None or not _OF_CUDA.search(_said(evidence.message))):
         return None
     reason = _reason(setup)
     saved = evidence.says("deserialize")
@@ -66,7 +69,12 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         f"but {reason or 'this process cannot use a GPU'}"
     )
     draft.cause = reason or (fault.words if fault is not None else evidence.message.split("\n", 1)[0])
-    draft.at(*raised_at(evidence, "a GPU is asked for here"))
+    converted = _calls_of("convert_sync_batchnorm") if is_synced else []
+    if converted:
+        draft.at(node_location("cause", *converted[0], "converted here to layers for GPUs only"))
+        draft.at(*evidence.at_user_line("surfaced", "a GPU is needed here"))
+    else:
+        draft.at(*raised_at(evidence, "a GPU is asked for here"))
     draft.at(_chosen(evidence))
     if setup.build is not None and setup.hidden:
         draft.at(_hidden_here(evidence))
@@ -76,6 +84,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     for advice in _advice(evidence, setup) if treated is None else ():
         draft.help(advice)
     return draft
+
+
+def _calls_of(name: str) -> list[tuple[str, ast.Call]]:
+    return [(file, call) for file, tree in user_trees() for call in calls_in(tree, name)]
 
 
 def _said(message: str) -> str:
@@ -94,6 +106,8 @@ def _advice(evidence: RaisedEvidence, setup: CudaSetup) -> Iterator[str]:
         yield "pass `device_ids` only for a model on a GPU; None for one on the CPU"
     elif evidence.says("NCCL"):
         yield 'use the backend "gloo" where there is no GPU'
+    elif evidence.says("SyncBatchNorm"):
+        yield "convert the model to SyncBatchNorm only where it is on a GPU"
     elif evidence.says("accelerator"):
         yield "pin memory only where there is a GPU: `pin_memory=torch.cuda.is_available()`"
     else:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import NamedTuple
 
 from torchmedic.detect.ranks.culprit import deciding_branch, leaving_before_own_call
+from torchmedic.diagnose.rules.ranks._exchange_turns import exchanged_less_often
 from torchmedic.diagnose.rules.ranks._side_by_side import is_by_rank
 from torchmedic.records import StackFrame
 from torchmedic.records.ranks import BACKWARD, FORWARD, Collective, Difference, Job, RankState
-from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around, nodes_around
+from torchmedic.source.branches import Loop, branches_around, exits_before, loops_around
 from torchmedic.source.line_relations import in_one_try
-from torchmedic.source.syntax import calls_in
 
 PARTS_OF_MODEL = re.compile(r" in .*\.(named_)?(parameters|modules|children|buffers)\(")
 CONSTANT_NUMBER = re.compile(r" in t?range\([\d, ]*\)$")
@@ -34,31 +33,6 @@ def left_loop(job: Job, difference: Difference) -> tuple[str, Loop] | None:
         return found
     is_constant = CONSTANT_NUMBER.search(found[1].header)  # the source gives the number of turns for all ranks
     return None if is_constant or _is_chosen_again(job, difference.call) else found
-
-
-class Alone(NamedTuple):
-    """The line with `no_sync`, and how many backwards the culprits and the others usually make for an update."""
-
-    file: str
-    line: int
-    culprits: int
-    others: int
-
-
-def exchanged_less_often(job: Job, difference: Difference) -> Alone | None:
-    """Why the culprits make fewer exchanges in as many turns: more of their backwards are under `no_sync`."""
-    expected = difference.expected
-    if expected is None or not (expected.native or expected.op == BACKWARD):
-        return None
-    made = [
-        max((state.micro_steps for state in map(job.of, numbers) if state is not None), default=0)
-        for numbers in (difference.culprits, difference.others)
-    ]
-    if not made[0] > made[1] > 0:
-        return None
-    around = ((at.file, node) for at in expected.frames for node in nodes_around(at.file, at.line)[1:])
-    lines = ((file, call.lineno) for file, node in around for call in calls_in(node, "no_sync"))
-    return next((Alone(file, line, *made) for file, line in lines), None)
 
 
 def _is_chosen_again(job: Job, call: Collective | None) -> bool:
@@ -227,7 +201,7 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
         return file, branch.line, branch.header
     skipped = _skipped(state, difference)
     by_values = difference.kind != "missing" and skipped is None
-    used = _continue(job, difference) if by_values else None
+    used = _next_turn(difference) or _continue(job, difference) if by_values else None
     if used is not None or (by_values and not _is_only_expected_chosen(job, difference)):
         return used
     common = {each for places in difference.call.path for each in places} if by_values and difference.call else set()
@@ -246,6 +220,20 @@ def skipping_branch(job: Job, difference: Difference) -> tuple[str, int, str] | 
             return frame.file, around[0].line, around[0].header
         if skipped is not None and in_one_try(frame.file, frame.line, skipped.line) and skipped.file == frame.file:
             return skipped.file, skipped.line, ""
+    return None
+
+
+def _next_turn(difference: Difference) -> tuple[str, int, str] | None:
+    """An exit between two calls of a turn: the culprits made the first one twice, and the others made the second."""
+    call, before, expected = difference.call, difference.before, difference.expected
+    if call is None or before is None or expected is None or call.site != before.site:
+        return None
+    own = {(frame.file, frame.function): frame.line for frame in call.frames}
+    for frame in expected.frames:
+        begin = own.get((frame.file, frame.function), frame.line)
+        for branch in exits_before(frame.file, frame.line):
+            if begin < branch.line and branch.exit in ("continue", "return") and "%" not in branch.test:
+                return frame.file, branch.line, branch.header
     return None
 
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from torchmedic.detect.ranks.culprit import deciding_frame
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.ranks._exchange_turns import Alone, exchanged_less_often
 from torchmedic.diagnose.rules.ranks._left_loops import (
-    Alone,
-    exchanged_less_often,
     have_ended,
     left_loop,
     skipping_branch,

@@ -31,6 +31,9 @@ def check(job: Job) -> Draft | None:
     assert call.peer is not None
     if call.peer >= job.world_size:
         return _without_such_rank(job, rank, call)
+    crossed = _crossed(job)
+    if crossed is not None:
+        return crossed
     uneven = _uneven(job, rank, call.peer) or _uneven(job, call.peer, rank)
     if uneven is not None:
         return uneven
@@ -109,6 +112,43 @@ def _without_such_rank(job: Job, rank: int, call: Collective) -> Draft:
     draft.cause = f"the ranks of the job are 0 to {job.world_size - 1}"
     draft.at(at_call(call, "cause", f"rank {rank} waits here"))
     return draft.help("take the number of the other rank modulo the world size, or leave out the message at the end")
+
+
+def _crossed(job: Job) -> Draft | None:
+    """A message to a rank that takes none from its sender, but waits for one of a third rank, which waits in turn."""
+    waits = dict(job.unmatched)
+    for sender, sent in job.unmatched:
+        target = sent.peer if sent.op == "send" else None
+        taken = waits.get(target) if target is not None else None
+        state = job.of(target) if target is not None else None
+        if taken is None or taken.op != "recv" or state is None or state.log is None or state.log.dropped:
+            continue
+        if any(each.peer in (None, sender) and each.op.startswith("recv") for each in state.log.calls):
+            continue
+        if (sent.shapes, sent.dtypes) != (taken.shapes, taken.dtypes) or not _leads_to(waits, taken.peer, sender):
+            continue
+        draft = check.draft(job, "likely").about(sender)
+        what = words(sent, contents=True)
+        draft.message = f"rank {sender} waits in {what}, which waits for rank {taken.peer}"
+        draft.cause = (
+            f"the `dst` of one call or the `src` of the other is wrong: rank {target} has never called `recv` for rank "
+            f"{sender}, and rank {taken.peer} waits as well"
+        )
+        draft.at(at_call(sent, "cause", f"rank {sender} sends to rank {target} here"))
+        draft.at(at_call(taken, "origin", f"rank {target} waits for rank {taken.peer} here"))
+        for rank, call in job.unmatched:
+            draft.because(f"rank {rank}: {place(call)} {words(call, contents=True)}")
+        return draft.help("let both sides of a message compute the other rank from one rule")
+    return None
+
+
+def _leads_to(waits: dict[int, Collective], rank: int | None, wanted: int) -> bool:
+    """Whether a rank waits for another one in the end: for a third one that waits for it, and so on."""
+    for _ in waits:
+        if rank == wanted or rank not in waits:
+            break
+        rank = waits[rank].peer
+    return rank == wanted
 
 
 def _uneven(job: Job, rank: int, peer: int) -> Draft | None:

@@ -48,6 +48,9 @@ _MAX_NAMED = 6  # parameters
 
 @rule("TM706", "parameters-without-gradient")
 def check(evidence: RaisedEvidence) -> Draft | None:
+    making = evidence.inside("__init__")
+    if making is not None and isinstance(making.variables.get("self"), torch.nn.parallel.DistributedDataParallel):
+        return _all_frozen(evidence, making.variables.get("module"))
     wrapper = _wrapper(evidence)
     if wrapper is None or not (evidence.says(_UNFINISHED) or evidence.says(_OF_LIGHTNING)):
         return None
@@ -79,6 +82,23 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if not is_frozen and not replaced:
         draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
     return draft
+
+
+def _all_frozen(evidence: RaisedEvidence, model: Any) -> Draft | None:
+    """A model is wrapped that has nothing to train."""
+    if not isinstance(model, torch.nn.Module) or any(each.requires_grad for each in model.parameters()):
+        return None
+    frozen = dict(model.named_parameters())
+    place_ = where_frozen(evidence.frames, frozen.values()) if frozen else None
+    draft = check.draft(evidence, "proven", "a model without any trainable parameter was wrapped")
+    draft.cause = (
+        f"all {len(frozen)} parameters of the model are frozen, so no gradient is left to be averaged"
+        if frozen
+        else "the model has no parameters, so there is no gradient to be averaged"
+    )
+    draft.at(place_, *evidence.at_user_line("surfaced" if place_ is not None else "cause", "wrapped here"))
+    draft.help("let the layers that are to be trained require a gradient before the model is wrapped")
+    return draft.help("or leave out the wrapper: a model that is not trained needs none")
 
 
 def _without_gradient(evidence: RaisedEvidence, wrapper: Any) -> dict[str, torch.nn.Parameter]:

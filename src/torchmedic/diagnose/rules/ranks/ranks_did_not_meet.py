@@ -4,10 +4,11 @@ What: in `init_process_group` all ranks register with rank 0, at `MASTER_ADDR` a
 out before all of them had registered.
 
 Why: a rank that was never started, or ended before it came here; a world size that is larger than the number of
-processes; another address or port on some ranks; a firewall or a wrong network interface between two machines.
+processes; another address or port on some ranks; a firewall or a wrong network interface between two machines. With
+`init_method="file://..."`, a file that an earlier job has left: it holds the addresses of processes that have ended.
 
 Cure: start as many processes as `WORLD_SIZE` says, with the same `MASTER_ADDR` and `MASTER_PORT`. Look at the ranks
-that are missing: their own output tells why they ended.
+that are missing: their own output tells why they ended. Give each job a file of its own, or remove it first.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import re
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.source.live_frames import Frame
 
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _UNREACHABLE = re.compile(r"while trying to connect to \(([^,()]+), (\d+)\)")
 _KEY = re.compile(r"keys: /default_pg/\S*/(\d+)$", re.M)  # under which a rank of gloo leaves its address
+_REFUSED = re.compile(r"connectFullMesh failed.*Connection refused", re.DOTALL)
 _WAITED = re.compile(r"[Tt]imed out after (\d+) seconds|timeout after (\d+) ?ms|timed out after (\d+) ?ms")
 
 
@@ -27,6 +30,8 @@ _WAITED = re.compile(r"[Tt]imed out after (\d+) seconds|timeout after (\d+) ?ms|
 def check(evidence: RaisedEvidence) -> Draft | None:
     joining = evidence.inside("init_process_group")
     waited = _WAITED.search(evidence.message)
+    if joining is not None and _REFUSED.search(evidence.message):
+        return _not_there(evidence, joining)
     if joining is None or waited is None:
         return None
     given = joining.variables.get("rank")  # a process of `mp.spawn` has no other number before it has joined
@@ -54,6 +59,21 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.cause = f"rank {rank} waited for it in vain"
         draft.because(f"world size {world}" if (world := joining.variables.get("world_size", -1)) > 0 else "")
         draft.help("check that as many processes were started as the world size says")
+    return _placed(draft, evidence)
+
+
+def _not_there(evidence: RaisedEvidence, joining: Frame) -> Draft | None:
+    """A rank has told the others its address, and nobody is there any more."""
+    method = joining.variables.get("init_method")
+    is_file = isinstance(method, str) and method.startswith("file:")
+    draft = check.draft(evidence, "likely", "another rank is not at the address that it has told")
+    draft.cause = "the connection was refused: the process with this address has ended"
+    if is_file:
+        draft.message = f"`{method}` holds the address of a process that has ended"
+        draft.cause = "the connection was refused: the file is that of an earlier job, or a rank has ended already"
+        draft.help("give each job a new file, or remove the file before the job begins")
+    else:
+        draft.help("look at the output of the other ranks: one of them has ended while the job began")
     return _placed(draft, evidence)
 
 
