@@ -66,6 +66,8 @@ def _diagnosis(graph: LossGraph, evidence: CheckUp) -> Draft:
     draft.because("the tensor that backward was called on has no `grad_fn`, and no optimizer holds it")
     if cut is not None and cut.name in CHOOSING:
         draft.help(f"compute the loss from the scores themselves: {made} has no gradient", safety="changes-training")
+    elif cut is not None and cut.name == "no_grad":
+        draft.help("compute the loss with gradients switched on, and do not make it a leaf", safety="changes-training")
     elif forced:
         draft.help("remove `requires_grad_()`: the error that torch raises then leads to what cut the graph")
     else:
@@ -80,7 +82,14 @@ def _cut(graph: LossGraph, evidence: CheckUp) -> Cut | None:
     owner = value_of_call("backward", *graph.key)
     flow = parts_behind((owner,)) if owner is not None else []
     cuts = [cut for cut in cuts if any(part.covers(spot_of(site)) for site in cut.sites for part in flow)]
-    return cuts[0] if len({cut.sites[0] for cut in cuts}) == 1 else None
+    return cuts[0] if len({_place(cut, evidence) for cut in cuts}) == 1 else None
+
+
+def _place(cut: Cut, evidence: CheckUp) -> tuple[str, int | None]:
+    """The line that a cut is mended at: several calls may be under one `no_grad`, or in one expression."""
+    switch = evidence.switched_off(cut.sites) if cut.name == "no_grad" else None
+    spot = spot_of(cut.sites[0])
+    return (switch.file, switch.line) if switch is not None else (spot.file, spot.line)
 
 
 def _made_at(graph: LossGraph, evidence: CheckUp) -> tuple[Location, bool]:
