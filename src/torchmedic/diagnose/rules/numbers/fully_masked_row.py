@@ -4,7 +4,7 @@ What: masking writes minus infinity into attention scores or logits. If a whole 
 which is NaN, and the NaN reaches every weight.
 
 Why: a sequence of length 0, a padding mask with the wrong meaning (True where it should be False), a causal mask that
-is combined with a padding mask, a query that may attend to nothing.
+is combined with a padding mask or turned round, a query that may attend to nothing.
 
 Cure: leave at least one entry of each row unmasked, mask with a large negative number instead of -inf, or set the
 result of such rows to zero.
@@ -24,7 +24,10 @@ from torchmedic.diagnose.rules.numbers._wording import begin, finish, rows
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Captured, Leaf, Op
+from torchmedic.source.spots import Spot
+from torchmedic.source.syntax import callee
 
+_MIN_POSITIONS = 3
 _SOFTMAXES = frozenset("softmax log_softmax safe_softmax logsumexp softmax_backward_data masked_softmax".split())
 
 
@@ -88,14 +91,42 @@ def _diagnosis(evidence: NumbersEvidence, op: Op, values: Captured, masked: torc
     event = f"`{name}` of a row in which everything is masked"
     why = f"{hit} of {masked.numel()} rows that `{name}` runs over contain only -inf ({width} entries)"
     label = f"all {width} entries are -inf"
-    draft = begin(check, evidence, event, why, label=label, bad=masked, spot=op.spot)
     maker = _mask_maker(evidence, op)
+    if maker is not None and maker.spot is not None and _sees_only_later(scores):
+        label = "hides each position, and all that come before it"
+        draft = begin(check, evidence, event, why, label=label, bad=masked, spot=maker.spot)
+        draft.because("each position sees the later ones only, so the last one sees nothing")
+        advice = "turn the mask round: a causal mask hides the later positions"
+        draft.treat(first_that_passes(evidence, _inversions(maker.spot)), otherwise=advice)
+        return finish(draft, evidence)
+    draft = begin(check, evidence, event, why, label=label, bad=masked, spot=op.spot)
     if maker is not None and maker.spot is not None:
         draft.at(maker.spot.location("origin", f"masked here{', all of ' + where if where else ''}"))
     draft.because(f"the scores are {list(scores.shape)}, of which {int((scores == -torch.inf).sum().item())} are -inf")
     draft.treat(first_that_passes(evidence, _cures(maker)))
     draft.help("make sure that no row is masked completely: skip empty sequences, check what True means in the mask")
     return finish(draft, evidence)
+
+
+def _sees_only_later(scores: torch.Tensor) -> bool:
+    """Whether scores of all positions with all positions have the mask of a causal attention turned round."""
+    if scores.dim() < 2 or scores.shape[-1] != scores.shape[-2] or scores.shape[-1] < _MIN_POSITIONS:
+        return False
+    is_seen = (scores != -torch.inf).reshape(-1, *scores.shape[-2:])
+    return bool((is_seen == torch.ones_like(is_seen[0]).triu(1)).all())
+
+
+def _inversions(spot: Spot) -> Iterator[Cure]:
+    """The mask of `masked_fill` turned round."""
+    found = node_at(spot)
+    for part in ast.walk(found[0]) if found is not None else ():
+        if isinstance(part, ast.Call) and callee(part).rstrip("_") == "masked_fill" and part.args:
+            mask = part.args[0] if isinstance(part.func, ast.Attribute) and len(part.args) > 1 else None
+            if mask is not None:
+                text = f"~({ast.unparse(mask)})" if not isinstance(mask, ast.Name) else f"~{mask.id}"
+                title = "turn the mask round"
+                yield Cure(title, text, whole(spot, mask), safety="changes-training", same_values=False)
+                return
 
 
 def _mask_maker(evidence: NumbersEvidence, op: Op) -> Op | None:
