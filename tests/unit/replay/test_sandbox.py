@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import csv
+import functools
+import itertools
 import os
 import signal
 import sys
@@ -39,6 +41,7 @@ def test_the_thread_of_a_replay_writes_nothing_and_others_lose_nothing(tmp_path:
     text, binary = (tmp_path / "text").open("w"), (tmp_path / "binary").open("wb")
     rows = csv.writer(text)
     begun, done = threading.Event(), threading.Event()
+    begin = begun.set  # what a replay looks up while it is sealed wakes nobody
 
     def other() -> None:
         begun.wait()
@@ -55,6 +58,8 @@ def test_the_thread_of_a_replay_writes_nothing_and_others_lose_nothing(tmp_path:
         (tmp_path / "ours").write_text("ours")
         os.write(binary.fileno(), b"ours")
         begun.set()
+        assert not begun.is_set()
+        begin()
         done.wait()
         text.write("ours\n")
         print("ours", file=text, flush=True)
@@ -200,3 +205,35 @@ def test_an_array_that_may_show_foreign_memory_is_not_read(monkeypatch: pytest.M
         pass
     assert {id(series), id(part)} <= set(map(id, copied))
     assert id(windows) not in set(map(id, copied))
+
+
+def test_a_full_cache_gives_the_results_of_the_run() -> None:
+    calls = []
+
+    @functools.lru_cache(maxsize=3)
+    def double(number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    known = [double(number) for number in range(3)]
+    with sealed(), python_left_alone(sys._getframe()):
+        assert double(2) == 4
+        with pytest.raises(Refused):
+            double(9)
+
+    assert [double(number) for number in range(3)] == known
+    assert calls == [0, 1, 2]
+
+
+def test_iterators_that_c_reads_are_where_they_were() -> None:
+    stream, lines = (number for number in range(9)), zip("abcdef", range(6), strict=True)
+    kept: dict[str, Any] = {"stream": stream, "lines": [lines]}
+    with sealed(), python_left_alone(sys._getframe()) as noted:
+        names: dict[str, Any] = {"stream": stream}
+        noted.guard(names)
+        for each in (names["stream"], kept["stream"], kept["lines"][0]):
+            with pytest.raises(Refused):
+                list(itertools.islice(each, 2))
+
+    assert kept["stream"] is stream
+    assert (next(stream), next(lines)) == (0, ("a", 0))

@@ -6,11 +6,12 @@ The cache is a list in C that cannot be put back. So a replay gets what is in it
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
 from torchmedic.replay.isolation.outside_world import refuse
-from torchmedic.replay.isolation.undo import PutBack
+from torchmedic.replay.isolation.undo import Noted, PutBack
 from torchmedic.source.objects.parts import cache_of
 
 _WRAPPER = type(functools.lru_cache(lambda: None))
@@ -23,11 +24,12 @@ def bounded_cache(value: Any) -> Any:
     return cache_of(value) if is_bounded else None
 
 
-def misses_refused(value: Any) -> PutBack | None:
-    """Have a cached function ask before it computes; the result puts it back."""
+def misses_refused(value: Any) -> Iterator[PutBack]:
+    """Have a cached function ask before it computes, until that is put back."""
     function = getattr(value, "__wrapped__", None)
     if bounded_cache(value) is None or type(function) is not FunctionType:
-        return None
+        return
+    yield Noted(value.cache_info, lambda before: None, lambda now, before: bool(now.misses == before.misses))
     code = function.__code__
     original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
@@ -39,7 +41,7 @@ def misses_refused(value: Any) -> PutBack | None:
     template = _through.__code__
     consts = tuple(call if each == _PLACE else each for each in template.co_consts)
     function.__code__ = template.replace(co_consts=consts, co_freevars=code.co_freevars)
-    return lambda: setattr(function, "__code__", code)
+    yield lambda: setattr(function, "__code__", code)
 
 
 def _through(*args: Any, **kwargs: Any) -> Any:

@@ -35,8 +35,7 @@ def of_library(value: Any, kind: type) -> Iterator[PutBack]:
     elif issubclass(kind, _C_DATA):
         yield _c_data(value)
     elif kind.__module__ == "functools":
-        put_back = misses_refused(value)
-        yield from [put_back] if put_back is not None else []
+        yield from misses_refused(value)
     elif kind.__module__ == "multiprocessing.sharedctypes" and hasattr(value, "get_obj"):
         yield _c_data(value.get_obj())
     elif kind.__module__ == "asyncio.queues":

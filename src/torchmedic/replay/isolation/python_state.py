@@ -96,7 +96,6 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Wa
             raise TooMuchInReach
     else:
         walk.follow(roots)
-    walk.stand_in()
     try:
         yield walk
     finally:
@@ -137,15 +136,12 @@ class Walk:
                     self.records += of_library(value, type(value))
         return not self._pending
 
-    def stand_in(self) -> None:
-        """Let what cannot be put back be asked by nobody until it is all put back."""
+    def guard(self, namespace: dict[str, Any]) -> None:
+        """Let nobody take from iterators that cannot be put back: neither where they are kept, nor by copied names."""
         for record in self.records:
             if self.one_way and isinstance(record, Contents | Noted):
                 with contextlib.suppress(Exception):
                     record.replace(self.one_way)
-
-    def guard(self, namespace: dict[str, Any]) -> None:
-        """Put the same in the place of such objects among copied variables."""
         namespace.update((name, self.one_way.get(id(value), value)) for name, value in list(namespace.items()))
 
     def _push(self, values: Iterable[Any]) -> None:
