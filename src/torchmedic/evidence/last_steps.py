@@ -21,7 +21,7 @@ from torchmedic.replay.step.step import Step, from_stack, through_backward
 from torchmedic.replay.trace.microscope import Microscope
 from torchmedic.replay.trace.values import number
 from torchmedic.replay.trajectory.change import AS_IT_WAS, NO_UPDATE, OTHER_SIGN
-from torchmedic.replay.trajectory.course import Trajectory
+from torchmedic.replay.trajectory.course import MAX_SECONDS, Trajectory
 from torchmedic.replay.trajectory.units import Unit, inner_places, place_of, units_of
 from torchmedic.replay.trajectory.updates_by_hand import updating_op
 from torchmedic.source.live_frames import stack_at
@@ -35,12 +35,18 @@ _GROWN = 3.0  # times the loss that the same batch has with the weights of befor
 _GROWN_SLOWLY = 1.2  # times that loss, where it is known that the loss grows over many more updates
 _GROWN_WEIGHTS = 5.0  # times their largest magnitude
 _MIN_LATER = 3  # losses after the steps that are run again, of which most are at the level of before
-_EARLY_SECONDS = 10.0  # after which no other copy is tried, where the loss may come back and the run goes on
+_COPIES_WITHIN = 2  # times the seconds for one copy, after which no other is tried
+_TOO_LONG = "it would take too long"
 _FAR_WEIGHTS = 0.5  # of their own size: how far the weights are from the copy, where a loss is not finite
 
 
 def divergences(
-    frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, *, beyond_doubt: bool = False
+    frame: FrameType | None,
+    agent: StepContext,
+    stage: UpdateStage | None,
+    *,
+    beyond_doubt: bool = False,
+    within: float = MAX_SECONDS,
 ) -> Iterator[tuple[Divergence | None, str]]:
     """The last steps from each copy from which the loss has grown; at the end None, and why no other can be run again.
 
@@ -49,6 +55,7 @@ def divergences(
         agent: The process.
         stage: What the frame is doing; None where an exception ended the step.
         beyond_doubt: Whether training must have been lost in these steps.
+        within: Seconds in which the steps of a copy must be expected to be explained.
     """
     memory = agent.finite.memory
     why = memory.refused
@@ -56,17 +63,16 @@ def divergences(
     windows = memory.windows()
     if windows and (windows[-1].calls[-1].loss or 0.0) < 0:
         windows.reverse()  # of a loss below zero, the terms that made it so decide by now
-    is_early = memory.has_left and not memory.is_far and not memory.is_lost
-    end = time.thread_time() + (_EARLY_SECONDS if is_early else math.inf)
+    end = time.thread_time() + (_COPIES_WITHIN * within if within < MAX_SECONDS else math.inf)
     for window in windows:
         if time.thread_time() > end:
-            yield None, why or "it took too long"
+            yield None, why or _TOO_LONG
             return
         updates = any(call.ends or call.by_hand for call in window.calls)
         is_known = memory.is_lost or memory.has_left  # the loss has grown, if not in these steps
         if len(window.calls) < 2 or not updates or not (is_known or _may_have_grown(window)):
             continue
-        found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN)
+        found, reason = _run_again(window, frame, agent, _GROWN_SLOWLY if is_known else _GROWN, within)
         # What happened long ago explains the present only if training was lost then.
         is_of_now = window.reaches_present or (window.is_departure and memory.has_left)
         for_long = memory.has_left and is_of_now
@@ -79,7 +85,7 @@ def divergences(
             yield found, ""
         why = why or reason
     is_wanted = not is_found and time.thread_time() < end
-    rehearsed = _rehearse(windows, frame, agent, stage) if is_wanted else None
+    rehearsed = _rehearse(windows, frame, agent, stage, within) if is_wanted else None
     if rehearsed is not None:
         yield rehearsed, ""
     yield None, why
@@ -135,21 +141,23 @@ def _may_have_grown(window: Window) -> bool:
 
 
 def _run_again(
-    window: Window, frame: FrameType | None, agent: StepContext, grown: float
+    window: Window, frame: FrameType | None, agent: StepContext, grown: float, within: float
 ) -> tuple[Divergence | None, str]:
     try:
         units = list(units_of(window.calls, frame, agent, _MAX_UPDATES))
         trajectory = Trajectory(window, units, frame, agent, is_rehearsed=False)
-        if not trajectory.is_affordable(_MAX_COURSES):
+        if not trajectory.is_affordable(_MAX_COURSES, within):
             units = list(units_of(window.calls, frame, agent, _UPDATES_OF_SLOW_STEPS))
             trajectory = Trajectory(window, units, frame, agent, is_rehearsed=False)
+            if within < MAX_SECONDS and not trajectory.is_affordable(_MAX_COURSES, within):
+                return None, _TOO_LONG
     except CannotCut as reason:
         return None, str(reason)
     return _grown_again(trajectory, grown)
 
 
 def _rehearse(
-    windows: list[Window], frame: FrameType | None, agent: StepContext, stage: UpdateStage | None
+    windows: list[Window], frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, within: float
 ) -> Divergence | None:
     """The present step from the weights of the oldest copy from which the loss grows."""
     try:
@@ -158,7 +166,7 @@ def _rehearse(
         return None
     for window in windows if units else ():
         trajectory = Trajectory(window, units, frame, agent, is_rehearsed=True)
-        if not trajectory.is_affordable(_MAX_COURSES):
+        if not trajectory.is_affordable(_MAX_COURSES, within):
             return None
         found, _ = _grown_again(trajectory, _GROWN)
         if found is not None and found.is_beyond_doubt(for_long=False):
@@ -168,12 +176,11 @@ def _rehearse(
 
 def _grown_again(trajectory: Trajectory, grown: float) -> tuple[Divergence | None, str]:
     """The steps, if the loss grows in them when they are run as they were."""
-    too_long = "it would take longer than a minute"
     if not trajectory.is_affordable(_MIN_COURSES):
-        return None, too_long
+        return None, _TOO_LONG
     original = trajectory.run(AS_IT_WAS) if trajectory.is_rehearsed else trajectory.settle()
     if not trajectory.is_affordable(_MIN_COURSES):
-        return None, too_long
+        return None, _TOO_LONG
     if original is None:
         return None, trajectory.why_not
     if trajectory.is_exact:

@@ -31,6 +31,7 @@ from torchmedic.records.numbers import Badness, NumberTrace, PathNode
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.bad_value_origins import Birth
 from torchmedic.replay.trace.microscope import Microscope, Op
+from torchmedic.replay.trajectory.course import MAX_SECONDS
 from torchmedic.repro import recorder
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.user_code import relative, user_frame
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _MAX_NODES = 12
 _MAX_WINDOWS = 3  # of steps that are run again until one shows why a loss has grown
+_SECONDS_OF_EARLY_QUESTION = 5.0  # per copy: the loss may well come back, and the run waits
 _MAX_CODE = 80  # characters
 _MAX_INPUTS = 4
 # Operations that hand values on as they are; a reader needs to see none of them.
@@ -104,7 +106,9 @@ def _explain_growth(incident: NonFinite, frame: FrameType, agent: ProcessContext
     """
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     rules = registry.DIVERGED
-    found = _divergences(frame, agent, incident.stage, beyond_doubt=True)
+    memory = agent.finite.memory
+    within = MAX_SECONDS if memory.is_lost or memory.is_far else _SECONDS_OF_EARLY_QUESTION
+    found = _divergences(frame, agent, incident.stage, beyond_doubt=True, within=within)
     for divergence, evidence.why_no_divergence in itertools.islice(found, _MAX_WINDOWS):
         if divergence is None:
             break
@@ -120,11 +124,16 @@ def _explain_growth(incident: NonFinite, frame: FrameType, agent: ProcessContext
 
 
 def _divergences(
-    frame: FrameType | None, agent: StepContext, stage: UpdateStage | None, *, beyond_doubt: bool = False
+    frame: FrameType | None,
+    agent: StepContext,
+    stage: UpdateStage | None,
+    *,
+    beyond_doubt: bool = False,
+    within: float = MAX_SECONDS,
 ) -> Iterator[tuple[Divergence | None, str]]:
     """The last steps, ready to be run again; a fault in preparing them does not end the examination."""
     try:
-        yield from divergences(frame, agent, stage, beyond_doubt=beyond_doubt)
+        yield from divergences(frame, agent, stage, beyond_doubt=beyond_doubt, within=within)
     except Exception as error:
         report_fault("examine.divergence", error)
         yield None, "the last steps could not be run again"

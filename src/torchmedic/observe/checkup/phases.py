@@ -7,8 +7,7 @@ from typing import Any
 from torchmedic.observe.step.tensors import parameters_of
 
 _MAX_PHASES = 4  # changes that are looked at
-_FIRST_LATE_LOOK = 64  # steps; the next look comes after four times as many
-_MAX_LATE_LOOKS = 5
+_LATE_LOOKS = (32, 64, 256, 1024, 4096, 16_384)  # steps; asked every 32 steps
 _YOUNG_STEPS = 8  # in which optimizers appear that were there from the start
 
 
@@ -20,7 +19,6 @@ class Phases:
         self._trained: dict[int, int] = {}  # by optimizer: how many of its parameters are trained
         self._known: set[int] = set()  # identities of all that was ever trained
         self._changes = 0
-        self._next_late_look = _FIRST_LATE_LOOK
 
     def knows(self, optimizer: Any) -> bool:
         return id(optimizer) in self._trained
@@ -39,8 +37,7 @@ class Phases:
         return thawed
 
     def is_late_look_due(self, step: int) -> bool:
-        if step < self._next_late_look or self.late_looks >= _MAX_LATE_LOOKS:
+        if self.late_looks >= len(_LATE_LOOKS) or step < _LATE_LOOKS[self.late_looks]:
             return False
         self.late_looks += 1
-        self._next_late_look *= 4
         return True

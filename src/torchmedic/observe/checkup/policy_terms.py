@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MAX_BETWEEN = 24  # nodes between a product and what it multiplies
 _MORE_LINEAR = frozenset("CatBackward SelectBackward SliceBackward IndexBackward ExpandBackward".split())
+_OF_LAYER = frozenset(["AddmmBackward", "MmBackward", "MvBackward", "DotBackward"])
 # What may stand between a log-probability and its product with an advantage.
 _OF_RATIO = frozenset("ExpBackward MinimumBackward ClampBackward ClampMinBackward ClampMaxBackward".split())
 
@@ -47,7 +48,7 @@ def probabilities_as_logits(graph: LossGraph) -> Iterator[tuple[Node, Node]]:
 def policy_terms(graph: LossGraph) -> list[PolicyTerm]:
     found: list[PolicyTerm] = []
     for node in graph.nodes:
-        if node.kind != "MulBackward" or node.factor is not None or not node.shape:
+        if node.kind != "MulBackward" or node.factor is not None:
             continue
         sides = [graph.nodes[number] for number in node.behind]
         scored = [side for side in sides if any(each.made_by == "log_prob" for each in _near(graph, side))]
@@ -62,7 +63,10 @@ def advantages_with_graph(graph: LossGraph) -> Iterator[PolicyTerm]:
         if term.other is None:
             continue
         near = list(_near(graph, term.other))
-        is_difference = any(node.kind in ("SubBackward", "RsubBackward") and node.missing for node in near)
+        differences = [node for node in near if node.kind in ("SubBackward", "RsubBackward")]
+        # `1 - gate` is a difference from a number as well; an estimate is not bounded.
+        from_number = any(node.kind in _OF_LAYER for node in near)
+        is_difference = any(node.missing or (len(node.behind) == 1 and from_number) for node in differences)
         is_other = not any(node.made_by for node in near)  # than the distribution itself
         if is_difference and is_other and any(leaf.dim() > 1 for leaf in graph.leaves_below(term.other.number)):
             yield term

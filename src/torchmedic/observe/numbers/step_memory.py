@@ -23,7 +23,7 @@ from torchmedic.observe.numbers.kept_steps import KeptBackward, KeptBackwards
 from torchmedic.observe.numbers.kept_values import Kept
 from torchmedic.observe.numbers.loss_trend import RISE, LossJumps, LossTrend
 from torchmedic.observe.numbers.weight_copies import Rewind, is_plain
-from torchmedic.observe.numbers.windows import Copy, NoRoom, Window, note_end, take_copy, update_end, windows_of
+from torchmedic.observe.numbers.windows import Copy, NoRoom, Window, beside, note_end, take_copy, update_end, windows_of
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.graph import leaves_behind
 
@@ -80,14 +80,13 @@ class StepMemory:
 
     def windows(self) -> list[Window]:
         """What can be run again: from the beginning of training, then from the older copies on."""
-        return [*self._pinned, *self._present_windows()]
+        return beside(self._pinned, self._present_windows())
 
     def _departure(self) -> list[Window]:
         return [window._replace(reaches_present=False, is_departure=True) for window in self._present_windows()]
 
     def _present_windows(self) -> list[Window]:
-        copies = (self._start, *self._copies, self._risen)
-        return list(windows_of(copies, self._kept.calls, self._first))
+        return list(windows_of((self._start, *self._copies, self._risen), self._kept.calls, self._first))
 
     @property
     def is_away(self) -> bool:
@@ -114,8 +113,8 @@ class StepMemory:
         Where `is_open` is False, it is enough to ask now and then.
         """
         account = self._account
-        needed = _CALLS_IN_A_ROW * self._call_seconds + _LATE_COPIES * self._copy_seconds
-        if not self.is_open and account.left < min(needed, account.full):
+        needed = min(_CALLS_IN_A_ROW * self._call_seconds + _LATE_COPIES * self._copy_seconds, account.full)
+        if not self.is_open and account.left < needed:
             return None
         self.is_open = True
         if not self._kept.calls and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
@@ -280,8 +279,7 @@ class StepMemory:
     def _take(self, optimizers: list[Any], update: int) -> Copy | None:
         started = thread_time()
         leaves = [leaf for reference in self._leaves if (leaf := reference()) is not None] if not optimizers else []
-        weights = [*leaves, *(tensor for optimizer in optimizers for tensor in parameters_of(optimizer))]
-        weights = [tensor for tensor in weights if is_plain(tensor)]
+        weights = [each for each in (*leaves, *parameters_of(*optimizers)) if is_plain(each)]
         if not weights:
             return None
         tensors = {id(tensor): tensor for tensor in [*weights, *self._rewind.buffers(weights)]}

@@ -150,6 +150,12 @@ def windows_of(
             yield Window(_renewed(copy, found[0], last), found, found[-1] is last)
 
 
+def beside(pinned: list[Window], present: list[Window]) -> list[Window]:
+    """Windows that are pinned, and those of the present that do not hold the same updates."""
+    known = {(window.copy.update, id(window.calls[-1])) for window in pinned}
+    return [*pinned, *(window for window in present if (window.copy.update, id(window.calls[-1])) not in known)]
+
+
 def _renewed(copy: Copy, first: KeptBackward, last: KeptBackward) -> Copy:
     """A copy for the tensors that the loop trains now, where it binds new ones in every step."""
     old, new = first.leaves, last.leaves

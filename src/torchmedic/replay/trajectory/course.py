@@ -28,7 +28,7 @@ from torchmedic.replay.trajectory.units import WAYS, Unit, Way, ending_at, place
 from torchmedic.replay.trajectory.updates_by_hand import move, rebound, taking_moves
 from torchmedic.source.segment.cut import CannotCut
 
-_MAX_SECONDS = 60.0  # of all courses together; on the CPU the time of this thread, as others may take the processor
+MAX_SECONDS = 60.0  # of all courses together; on the CPU the time of this thread, as others may take the processor
 _MAX_WALL_SECONDS = 180.0
 
 
@@ -83,14 +83,14 @@ class Trajectory:
         """The gradients of the first step, or its changes of the weights where it makes these by hand."""
         return self._first[1] if self._first is not None else []
 
-    def is_affordable(self, courses: int) -> bool:
-        """Whether so many courses more can be expected to end in time, by a run of the first step."""
+    def is_affordable(self, courses: int, within: float = MAX_SECONDS) -> bool:
+        """Whether so many courses more can be expected to end in so many seconds, by a run of the first step."""
         if not self._step_seconds:
             started = self._now()
             with rewound(self._copy), contextlib.suppress(_Stopped):  # `settle` says why
                 self._step(self.units[0], AS_IT_WAS)
             self._step_seconds = self._now() - started
-        return self.seconds + courses * len(self.units) * self._step_seconds < _MAX_SECONDS
+        return self.seconds + courses * len(self.units) * self._step_seconds < within
 
     def is_faithful(self, course: Course) -> bool:
         """Whether the course is what happened, at the backward call whose loss went wrong: a GAN has another."""
@@ -187,7 +187,7 @@ class Trajectory:
             sizes.append((self._largest_weight(), self._copy.distance()))
 
     def _check_time(self, started: float) -> None:
-        if self.seconds + self._now() - started > _MAX_SECONDS or time.monotonic() > self._deadline:
+        if self.seconds + self._now() - started > MAX_SECONDS or time.monotonic() > self._deadline:
             raise _Stopped("it took too long")
 
     def _largest_weight(self) -> float:
