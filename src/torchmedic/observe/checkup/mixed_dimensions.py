@@ -37,6 +37,35 @@ def mixing_views(graph: LossGraph) -> Iterator[tuple[Node, tuple[int, ...], tupl
             yield node, source.shape or (), node.shape or (), node.number in given
 
 
+def merged_heads(graph: LossGraph) -> Iterator[tuple[Node, Node]]:
+    """Views that join the heads of an attention while the heads stand before the positions, and what they are made of.
+
+    The step itself has moved the heads there: it split (batch, positions, heads, width) off and transposed it. The view
+    gives the shape (batch, positions, heads * width) all the same. One that another view takes back does no harm.
+    """
+    for node in graph.nodes:
+        source = graph.nodes[node.behind[0]] if node.kind in VIEWS and len(node.behind) == 1 else None
+        if source is None or len(source.shape or ()) != 4 or node.birth is None or not node.birth.sites:
+            continue
+        batch, heads, positions, width = source.shape or (0, 0, 0, 0)
+        if node.shape != (batch, positions, heads * width) or 1 in (heads, positions) or heads == positions:
+            continue
+        is_taken_back = any(
+            each.kind in VIEWS and node.number in each.behind and each.shape == source.shape for each in graph.nodes
+        )
+        below = (graph.nodes[number] for number in graph.below(source.number))
+        if not is_taken_back and any(_moves(graph, each, heads, positions) for each in below):
+            yield node, source
+
+
+def _moves(graph: LossGraph, node: Node, heads: int, positions: int) -> bool:
+    """Whether a transposition puts the dimension of the heads before that of the positions."""
+    before = graph.nodes[node.behind[0]].shape if node.dims and node.behind else None
+    if not before or not node.shape or not {heads, positions} <= {*before} & {*node.shape}:
+        return False
+    return before.index(positions) < before.index(heads) and node.shape.index(heads) < node.shape.index(positions)
+
+
 def _transposed(graph: LossGraph, node: Node) -> Node | None:
     """What a view was made of, before other views, if the view has the same sizes in another order."""
     behind = node

@@ -26,6 +26,7 @@ def is_remarkable(graph: LossGraph) -> bool:
         or is_too_high(graph)
         or bool(promotions(graph))
         or any(mixed_dimensions.mixing_views(graph))
+        or any(mixed_dimensions.merged_heads(graph))
         or any(mixed_dimensions.layers_with_wrong_layout(graph))
         or any(added_tables(graph))
         or any(padded_ends(graph))

@@ -30,6 +30,7 @@ from torchmedic.source.user_code import is_user_file, relative
 from torchmedic.source.user_variables import user_trees
 
 _COPIED = ("TransformerEncoderLayer", "TransformerDecoderLayer")
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 _MAX_NODES = 64  # of the graph behind a tensor: far enough for a head with its softmax and its reshaping
 
 
@@ -54,11 +55,26 @@ def layer_built_at(frames: list[Frame], layer: torch.nn.Module, label: str) -> L
     """
     found = _built_at(frames, layer, label)
     if found is None:
-        return None
+        return _only_call(frames, layer, label)
     if not is_user_file(os.path.abspath(found.file)):
         return _set_by_user(frames, layer, found, label) or found
     name = type(layer).__name__
     return _in_helper(found, name, label) or _named_in_table(found, name, label) or found
+
+
+def _only_call(frames: list[Frame], layer: torch.nn.Module, label: str) -> Location | None:
+    """The only call of a layer's class in the user's files, where a model has one such layer and no library built it.
+
+    So is a layer found that a function built which has returned.
+    """
+    made = list(_calls_of(type(layer).__name__))
+    for root in _models(frames) if len(made) == 1 else ():
+        alike = [path for path, module in root.named_modules() if type(module) is type(layer)]
+        holders = [root.get_submodule(path.rpartition(".")[0]) for path in alike]
+        is_own = all(is_users(type(each)) or isinstance(each, _CONTAINERS) for each in holders)
+        if len(alike) == 1 and is_own and root.get_submodule(alike[0]) is layer:
+            return node_location("origin", made[0].file, made[0].call, label)
+    return None
 
 
 def repeated_block(frames: list[Frame], layer: torch.nn.Module) -> torch.nn.Module | None:

@@ -25,25 +25,41 @@ from torchmedic.source.user_variables import user_trees
 _PART = re.compile(r"^\s*(Explanation|Hint): (.+)$", re.MULTILINE)
 _GENERAL = ("is fundamental", "report an issue", "may have an open issue")  # hints that name no change
 _MAX_HINTS = 2
+_MESSAGE = "`torch.compile(fullgraph=True)` cannot put this line into its graph"
+_CURE = "write the line with tensor operations, move it out of the compiled function, or leave out `fullgraph=True`"
 
 
 @rule("TM127", "unfit-for-full-graph")
 def check(evidence: RaisedEvidence) -> Draft | None:
-    if "Unsupported" not in evidence.kinds or not evidence.is_traced:
+    if not evidence.is_traced:
+        return None
+    if _is_guard_on_data(evidence.error):
+        return _branching(evidence)
+    if "Unsupported" not in evidence.kinds:
         return None
     reason = evidence.message.strip().splitlines()[0].rstrip(".")
     parts = _PART.findall(evidence.message)
     explained = next((text for kind, text in parts if kind == "Explanation"), reason)
     hints = [text for kind, text in parts if kind == "Hint" and not any(each in text for each in _GENERAL)]
-    draft = check.draft(evidence, "proven", "`torch.compile(fullgraph=True)` cannot put this line into its graph")
+    draft = check.draft(evidence, "proven", _MESSAGE)
     draft.cause = f"torch.compile: {explained}"
     draft.at(*evidence.at_user_line("cause", reason[:1].lower() + reason[1:]))
     draft.at(_asked())
     for hint in hints[:_MAX_HINTS]:
         draft.because(f"torch.compile advises: {hint}")
-    return draft.help(
-        "write the line with tensor operations, move it out of the compiled function, or leave out `fullgraph=True`"
-    )
+    return draft.help(_CURE)
+
+
+def _is_guard_on_data(error: BaseException) -> bool:
+    """Whether the compiler was asked to decide about a number that it does not know: one read out of a tensor."""
+    inner = error.__cause__ or error.__context__
+    return any(type(each).__name__ == "GuardOnDataDependentSymNode" for each in (error, inner))
+
+
+def _branching(evidence: RaisedEvidence) -> Draft:
+    draft = check.draft(evidence, "proven", _MESSAGE)
+    draft.cause = "what happens next depends on a number that is read out of a tensor, and is not known when compiling"
+    return draft.at(*evidence.at_user_line("cause", "depends on the value of a tensor"), _asked()).help(_CURE)
 
 
 def _asked() -> Location | None:

@@ -1,7 +1,8 @@
 """Examples, positions or classes are mixed up: a view exchanges dimensions, or a layer was given another layout.
 
 What: a `view` or `reshape` gives a tensor the shape of its transpose. The values stay in their order, so each row of
-the result holds values of several examples, positions or classes. Or a recurrent layer or an attention layer with
+the result holds values of several examples, positions or classes. Or it joins the heads of an attention, which stand
+before the positions, without transposing them back. Or a recurrent layer or an attention layer with
 `batch_first=False` was given the examples first, and takes the examples of a batch for the steps of one sequence. Or a
 positional encoding of the shape (length, 1, width) is added to examples that come first.
 
@@ -18,7 +19,7 @@ import torch
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
-from torchmedic.observe.checkup.mixed_dimensions import layers_with_wrong_layout, mixing_views, takes_last
+from torchmedic.observe.checkup.mixed_dimensions import layers_with_wrong_layout, merged_heads, mixing_views, takes_last
 from torchmedic.observe.checkup.row_tables import added_tables, has_examples_first
 from torchmedic.source.lookup.layers import copied_layer_built_at
 
@@ -33,6 +34,17 @@ def check(evidence: CheckUp) -> Draft | None:
             draft.cause = f"the shape changes from {list(before)} to {list(after)}, and the values keep their order"
             draft.at(evidence.of_node("cause", node, "does not move any value"))
             draft.help("write `transpose` or `permute` instead", safety="changes-training")
+            return draft.about(step=graph.step).rated("warning")
+        for node, source in merged_heads(graph):
+            draft = check.draft(evidence, "proven")
+            draft.message = "a view mixes the positions with each other: it joins heads that stand before the positions"
+            draft.cause = (
+                f"the shape changes from {list(source.shape or ())} to {list(node.shape or ())}, and the values keep "
+                "their order"
+            )
+            draft.at(evidence.of_node("cause", node, "does not move any value"))
+            draft.because("the step transposed heads and positions before, and does not transpose them back")
+            draft.help("write `transpose(1, 2)` before the view", safety="changes-training")
             return draft.about(step=graph.step).rated("warning")
         for layer, node in layers_with_wrong_layout(graph):
             examples, positions = (node.shape or (0, 0))[:2]
