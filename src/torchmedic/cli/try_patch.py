@@ -37,7 +37,9 @@ def execute(args: argparse.Namespace) -> int:
         raise UsageError("one of PATCH and --release is needed")
     steps = held.held_steps(run)
     if not steps:
-        raise TorchmedicError(f"{args.run} holds no step: start the script with `torchmedic run --hold SECONDS`")
+        raise TorchmedicError(
+            f"{args.run} holds no step now: a run does under `torchmedic run --hold SECONDS`, from its diagnosis on"
+        )
     if args.release:
         held.release(run)
         return ExitStatus.OK

@@ -237,3 +237,13 @@ def test_iterators_that_c_reads_are_where_they_were() -> None:
 
     assert kept["stream"] is stream
     assert (next(stream), next(lines)) == (0, ("a", 0))
+
+
+def test_variables_of_executed_code_are_what_they_were() -> None:
+    space: dict[str, Any] = {}
+    exec("total = 0\ndef add():\n    global total\n    total += 1", space)
+    add = space.pop("add")
+    with python_left_alone(sys._getframe()):
+        add()
+
+    assert add.__globals__["total"] == 0

@@ -162,6 +162,8 @@ class Walk:
             if not value.__code__.co_filename.startswith(PACKAGE):
                 self.records += [cell(each) for each in value.__closure__ or () if is_bound(each)]
                 self._push([value.__dict__, *(part.item for part in parts(value, kind, libraries=True))])
+                if value.__code__.co_filename.startswith("<"):  # made by `exec`, perhaps for no module at all
+                    self._push([value.__globals__])
         elif kind is types.MethodType:
             self._push(part.item for part in parts(value, kind))
         elif issubclass(kind, type):
@@ -172,7 +174,10 @@ class Walk:
             self.records.append(steady(value))
         elif _is_one_way(value, kind):
             self.one_way[id(value)] = IteratorStandIn(value)
-        elif kind is not types.ModuleType and kind.__module__.partition(".")[0] not in _FOREIGN:
+        elif kind is types.ModuleType:
+            if value.__dict__.get("__spec__") is None:  # it was not imported, but made by code
+                self._push([value.__dict__])
+        elif kind.__module__.partition(".")[0] not in _FOREIGN:
             special = told_by_itself(value, kind)
             if special is not None:
                 self.records.append(special)

@@ -124,7 +124,7 @@ def _may_be_state(graph: LossGraph, product: Node) -> bool:
 
 def _diagnosis(evidence: CheckUp, graph: LossGraph, end: Node, lost: list[torch.Tensor]) -> Draft:
     dead = graph.dead_ends[end.sequence]
-    names = dict.fromkeys(evidence.name_of(tensor).removesuffix(".weight") for tensor in lost)
+    names = dict.fromkeys(_of_layer(evidence.name_of(tensor)) for tensor in lost)
     shown = [f"`{name}`" for name in names if name]
     more = f" and {len(shown) - _MAX_NAMES} more" if len(shown) > _MAX_NAMES else ""
     draft = check.draft(evidence, "proven")
@@ -142,3 +142,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, end: Node, lost: list[torch.
     )
     draft.help(_HELP[dead.kind])
     return draft.about(step=graph.step).rated("warning")
+
+
+def _of_layer(name: str) -> str:
+    """The name of a layer by that of its weight; a mere number says too little."""
+    layer = name.removesuffix(".weight")
+    return name if layer.isdigit() else layer

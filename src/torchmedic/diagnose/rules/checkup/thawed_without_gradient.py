@@ -43,9 +43,8 @@ def _draft(evidence: CheckUp, lost: list[torch.Tensor]) -> Draft:
     shown = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     count = f"{len(lost)} parameters" if len(lost) > 1 else "a parameter"
     draft = check.draft(evidence, "proven")
-    draft.message = (
-        f"{count} that {'are' if len(lost) > 1 else 'is'} trained only since a later step never got a gradient"
-    )
-    draft.cause = "the code that uses them runs without gradients, so they get none"
+    draft.message = f"{count} joined the training at a later step, and never got a gradient"
+    used = "them runs without gradients, so they get" if len(lost) > 1 else "it runs without gradients, so it gets"
+    draft.cause = f"the code that uses {used} none"
     steps = evidence.unreached.steps if evidence.unreached is not None else 0
     return draft.because(f"no gradient in {steps} steps: {shown}" if shown else f"no gradient in {steps} steps")

@@ -28,7 +28,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     reason, method = obstacle
     draft = check.draft(evidence, "proven")
-    draft.message = f"a tensor that {reason} was turned into a NumPy array"
+    draft.message = f"NumPy cannot read a tensor that {reason}"
     draft.cause = f"the tensor of shape {shape(tensor)} {reason}; NumPy reads plain memory of the host only"
     draft.at(*evidence.at_user_line("cause", f"this tensor {reason}"))
     draft.at(made_here(evidence, tensor, "is made"))
