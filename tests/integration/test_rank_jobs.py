@@ -107,6 +107,43 @@ def test_an_exception_of_the_script_is_no_difference_between_ranks(tmp_path: Pat
     assert all(end.op and end.line for end in ends)
 
 
+EARLIER_FILE = """
+import os
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+RANK, LIMIT = int(os.environ["RANK"]), timedelta(seconds=10)
+
+
+def join(name):
+    way = f"file://{Path(name).absolute()}"
+    dist.init_process_group("gloo", init_method=way, rank=RANK, world_size=2, timeout=LIMIT)  # <- cause
+
+
+join("first")
+if RANK == 0:
+    shutil.copy("first", "kept")
+dist.barrier()
+dist.destroy_process_group()
+if RANK == 1:  # else the new address of rank 0 may come first
+    join("kept")
+"""
+
+
+@pytest.mark.slow
+def test_a_file_with_the_addresses_of_an_earlier_job(tmp_path: Path) -> None:
+    """gloo tries a refused address several times: a short limit would call that a hang."""
+    finished = run_ranks(tmp_path, EARLIER_FILE, 2, LONG_STALL_AFTER)
+    assert finished.returncode != 0
+    (found,) = finished.report.diagnoses
+    assert (found.code, found.cause_location and found.cause_location.line) == ("TM711", marked_line(EARLIER_FILE))
+    assert "earlier job" in found.cause
+
+
 @pytest.mark.slow
 def test_ranks_on_two_hosts_find_each_other_through_the_store_of_the_job(tmp_path: Path) -> None:
     case = next(case for case in cases() if case.name == "TM701_barrier_in_save")

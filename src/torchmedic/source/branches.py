@@ -206,13 +206,14 @@ def _is_exit(raised: ast.expr | None) -> bool:
 
 
 def calls_by_rank(file: str, wanted: Callable[[str], bool]) -> list[int]:
-    """The lines that only some ranks reach, with a call of a wanted name, else of a function of the file with one."""
-    functions = _functions(file).items()
-    within = {name for name, node in functions if any(wanted(callee(each) or "") for each in calls_in(node))}
-    for names in (wanted, within.__contains__):
-        lines = sorted({node.lineno for node in calls_in(syntax_tree(file)) if names(callee(node) or "")})
+    """The lines that only some ranks reach, with a call of a wanted name, else of a function that leads to one."""
+    names = wanted
+    for _ in range(4):  # calls from one function to the next
+        lines = sorted({node.lineno for node in calls_in(syntax_tree(file)) if names(callee(node))})
         if found := [line for line in lines if any(each.by_rank for each in branches_around(file, line))]:
             return found
+        leads = [name for name, node in _functions(file).items() if any(map(names, map(callee, calls_in(node))))]
+        names = leads.__contains__
     return []
 
 

@@ -165,7 +165,19 @@ def test_what_ends_the_process_of_a_loop(tmp_path: Path) -> None:
         "    note(net)\n"
     )
     assert calls_by_rank(str(path), lambda name: name == "clip_grad_norm_") == [6]
-    assert trained_models(str(path)) == [3]
+    path = tmp_path / "deep.py"
+    path.write_text(
+        "def note(net):\n"
+        "    clip_grad_norm_(net.parameters(), 1.0)\n"
+        "def report(net):\n"
+        "    print(note(net))\n"
+        "net = build()\n"
+        "optimizer = SGD(net.parameters())\n"
+        "if rank == 0:\n"
+        "    report(net)\n"
+    )
+    assert calls_by_rank(str(path), lambda name: name == "clip_grad_norm_") == [8]
+    assert trained_models(str(path)) == [5]
 
 
 def test_a_handler_around_a_line_may_have_left_it_out(tmp_path: Path) -> None:

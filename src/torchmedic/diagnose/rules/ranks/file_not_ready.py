@@ -27,8 +27,8 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.format import size
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.assignments import names_read
-from torchmedic.source.branches import nodes_around
-from torchmedic.source.syntax import callee, calls_in
+from torchmedic.source.branches import branches_around, nodes_around
+from torchmedic.source.syntax import callee, calls_in, last_name
 from torchmedic.source.user_code import relative
 
 _MAX_WAIT = 1.5  # seconds for a file that another rank may be about to make
@@ -36,6 +36,7 @@ _MAX_AGE = 10.0  # seconds since another rank has made a folder
 _TAKING = ("rename", "replace", "renames", "move", "remove", "unlink", "rmdir", "rmtree")
 _TESTS = ("exists", "isfile", "isdir", "is_file", "is_dir")
 _LISTS = ("glob", "iglob", "rglob", "listdir", "iterdir", "scandir")
+_RENAMING = ("replace", "with_suffix", "with_name", "with_stem", "format", "removesuffix")
 _PROC = "/proc"
 
 
@@ -87,9 +88,12 @@ def _too_early(evidence: RaisedEvidence, path: str) -> Draft | None:
 def _taken_away(evidence: RaisedEvidence, path: str) -> Draft | None:
     """What was to be renamed or removed is gone: it is under its new name, or was there when it was looked for."""
     frame, error = evidence.user_frame, evidence.error
-    taking = next(calls_in(frame.statement, *_TAKING), None) if frame is not None else None
-    if frame is None or taking is None or os.path.exists(path):
+    taking = frame.node if frame is not None else None
+    if frame is None or not isinstance(taking, ast.Call) or callee(taking) not in _TAKING or os.path.exists(path):
         return None
+    users = (each for each in evidence.frames if each.is_user)
+    if any(branch.by_rank for each in users for branch in branches_around(each.file, each.line)):
+        return None  # only this rank comes here
     target = _path(error.filename2) if isinstance(error, OSError) else ""
     now = evidence.incident.time or time.time()
     shown = relative(os.path.abspath(path))
@@ -109,6 +113,9 @@ def _taken_away(evidence: RaisedEvidence, path: str) -> Draft | None:
 
 def _was_seen(around: list[ast.AST], taking: ast.Call) -> bool:
     """Whether the file was found in front of this call: by an `if` around it, or in a list of files of its function."""
+    parts = [part for child in ast.iter_child_nodes(taking) for part in ast.walk(child)]
+    if any(isinstance(part, ast.JoinedStr | ast.Add) or last_name(part) in _RENAMING for part in parts[1:]):
+        return False  # the name may be another one than that which was found
     used = names_read(taking) - {"os", "shutil"}
     tests = [node.test for node in around if isinstance(node, ast.If)]
     if any(used & names_read(call) for test in tests for call in calls_in(test, *_TESTS)):

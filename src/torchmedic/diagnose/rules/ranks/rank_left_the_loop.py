@@ -70,6 +70,11 @@ def check(job: Job) -> Draft | None:
     bounds = _RANGE.search(loop.header)
     if bounds is not None and leaves is None and not ends:
         return draft.help(f"give `{bounds[1]}` the same values on all ranks, for example by a broadcast from one rank")
+    before = difference.before
+    if leaves is not None and before is not None and before.op == "reduce" and before.root not in difference.culprits:
+        draft.at(at_call(before, "origin", f"complete on rank {before.root} only"))
+        draft.because(f"{words(before)} in front of this decision gives its result to rank {before.root} only")
+        draft.help("use `all_reduce` in place of `reduce` where all ranks decide by the result")
     if leaves is not None or ends:
         return draft.help(_DECIDE)
     if _is_joined(file, loop):

@@ -31,7 +31,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     joining = evidence.inside("init_process_group")
     waited = _WAITED.search(evidence.message)
     if joining is not None and _REFUSED.search(evidence.message):
-        return _not_there(evidence, joining)
+        return _refused(evidence, joining)
     if joining is None or waited is None:
         return None
     given = joining.variables.get("rank")  # a process of `mp.spawn` has no other number before it has joined
@@ -62,18 +62,14 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     return _placed(draft, evidence)
 
 
-def _not_there(evidence: RaisedEvidence, joining: Frame) -> Draft | None:
-    """A rank has told the others its address, and nobody is there any more."""
+def _refused(evidence: RaisedEvidence, joining: Frame) -> Draft | None:
+    """Nobody is at an address that was read from a file. A store in memory has no addresses of an earlier job."""
     method = joining.variables.get("init_method")
-    is_file = isinstance(method, str) and method.startswith("file:")
-    draft = check.draft(evidence, "likely", "another rank is not at the address that it has told")
-    draft.cause = "the connection was refused: the process with this address has ended"
-    if is_file:
-        draft.message = f"`{method}` holds the address of a process that has ended"
-        draft.cause = "the connection was refused: the file is that of an earlier job, or a rank has ended already"
-        draft.help("give each job a new file, or remove the file before the job begins")
-    else:
-        draft.help("look at the output of the other ranks: one of them has ended while the job began")
+    if not isinstance(method, str) or not method.startswith("file:"):
+        return None
+    draft = check.draft(evidence, "likely", f"`{method}` holds the address of a process that has ended")
+    draft.cause = "the connection was refused: the file is that of an earlier job, or a rank has ended already"
+    draft.help("give each job a new file, or remove the file before the job begins")
     return _placed(draft, evidence)
 
 
