@@ -19,7 +19,8 @@ from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.dataset_item import line_of_dtype
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Location
+from torchmedic.evidence.preparation import line_in_collate
+from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.trace.provenance import FunctionCall, Provenance
 from torchmedic.source.live_frames import Frame, place
 from torchmedic.source.lookup.bad_value_makers import shares_memory
@@ -172,10 +173,17 @@ def _mark_items(draft: Draft, evidence: RaisedEvidence, replayed: Refusal, given
     sizes = inputs[0].shape[: target.dim()]
     if sizes.numel() != _rows(given) or target.numel() != given.target.numel() or sizes == target.shape:
         return False
-    line: Location | None = None
-    made = line_of_dtype(evidence.incident, target)
-    if made is not None:
-        line = place("cause", made.file, made.line, f"an item has labels of {shape(target.shape[1:])} here")
-    draft.at(line)
     draft.because(f"the loader's batch has inputs of {shape(inputs[0])} and labels of {shape(target)}")
-    return line is not None
+    made = line_of_dtype(evidence.incident, target)
+    label = f"an item has labels of {shape(target.shape[1:])} here"
+    if made is None:
+
+        def is_target(value: Any, depth: int) -> bool:
+            return any((each.shape, each.dtype) == (target.shape, target.dtype) for each in tensors_in(value, depth))
+
+        indices = evidence.incident.batch_indices
+        items = tuple(indices[0]) if len(indices) == 1 and isinstance(indices[0], list | tuple) else indices
+        made = line_in_collate(evidence.frames, items, is_target)
+        label = f"the labels become {shape(target)} here"
+    draft.at(place("cause", made.file, made.line, label) if made is not None else None)
+    return made is not None
