@@ -561,8 +561,47 @@ for step in range(60):
 print(digest(model), permits._value)
 """
 
+# Such a run, whose batches another thread puts into a deque.
+FED_BY_A_THREAD = """
+import collections, threading
+
+
+class Feeder:
+    def __init__(self, count):
+        self.buffer, self.count = collections.deque(), count
+        self.ready, self.free = threading.Semaphore(0), threading.Semaphore(4)
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        generator = torch.Generator().manual_seed(5)
+        for number in range(self.count):
+            self.free.acquire()
+            self.buffer.append((number, torch.randn(8, 6, generator=generator)))
+            self.ready.release()
+
+    def get(self):
+        self.ready.acquire()
+        item = self.buffer.popleft()
+        self.free.release()
+        return item
+
+
+feeder = Feeder(60)
+model = nn.Linear(6, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+for step in range(60):
+    number, x = feeder.get()
+    loss = (model(x) - x.sum(1, keepdim=True) * (1 if step < 30 else 12)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(number, loss.item())
+print(digest(model))
+"""
+
 SCRIPTS = {
     "carried values": CARRIED,
+    "fed by a thread": FED_BY_A_THREAD,
     "streams": STREAMS,
     "rising loss of a subclass": RISING_SUBCLASS,
     "lives": LIVES,

@@ -28,6 +28,7 @@ from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.observe.step.tensors import tensors_in_frames
 from torchmedic.records import Diagnosis
 from torchmedic.records.numbers import Badness, NumberTrace, PathNode
+from torchmedic.replay.isolation.python_state import is_shared_with_other_threads
 from torchmedic.replay.step.trial import source_of
 from torchmedic.replay.trace.bad_value_origins import Birth
 from torchmedic.replay.trace.microscope import Microscope, Op
@@ -104,6 +105,8 @@ def _explain_growth(incident: NonFinite, frame: FrameType, agent: ProcessContext
 
     Where they cannot be run again, it is said if the weights have grown beyond doubt.
     """
+    if is_shared_with_other_threads(frame):
+        return None  # the run goes on, and may be healthy
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     rules = registry.DIVERGED
     memory = agent.finite.memory

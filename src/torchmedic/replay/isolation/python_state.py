@@ -104,12 +104,21 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Wa
                 put_back()
 
 
+def is_shared_with_other_threads(frame: FrameType) -> bool:
+    """Whether other threads of the user work on a container in reach: a replay could take what they have put in."""
+    if not _shared_with_other_threads():
+        return False
+    with python_left_alone(frame) as noted:
+        return noted.is_shared
+
+
 class Walk:
     """Finds what is in reach, nearest first, and notes how to put each object back."""
 
     def __init__(self, shared: set[int]) -> None:
         self.records: list[PutBack] = []
         self.one_way: dict[int, Any] = {}  # what stands in for iterators that cannot be put back, by their identity
+        self.is_shared = False  # other threads work on something in reach, which cannot be put back
         self._shared = shared
         self._seen: dict[int, Any] = {}  # with the objects, so that no identity is used twice
         self._pending: collections.deque[Any] = collections.deque()
@@ -153,7 +162,9 @@ class Walk:
                 wanted = value.requires_grad
                 self.records.append(lambda: None if value.requires_grad is wanted else value.requires_grad_(wanted))
         elif issubclass(kind, (*CONTAINERS, tuple, frozenset)):
-            if issubclass(kind, CONTAINERS) and id(value) not in self._shared:
+            is_shared = id(value) in self._shared
+            self.is_shared |= is_shared
+            if issubclass(kind, CONTAINERS) and not is_shared:
                 self.records.append(Contents(value))
             self._push(first_values(value, _MAX_FOLLOWED if length(value) > _MAX_ITEMS else _MAX_ITEMS))
             if kind.__flags__ & _HEAP_TYPE:
