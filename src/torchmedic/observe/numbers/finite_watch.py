@@ -70,6 +70,7 @@ class FiniteWatch:
         self.lowest_scale: float | None = None
         self._finding: Finding | None = None
         self._witness: tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]] | None = None
+        self._noted = 0  # backward calls when a loss was last remembered
         self._examined = 0
         self.steps = 0  # updates of any optimizer
         self._skipped_bad = 0
@@ -205,7 +206,9 @@ class FiniteWatch:
     def _remember(self, optimizer: Any, frame: FrameType, optimizers: Callable[[], list[Any]]) -> bool:
         """Keep what it takes to run this update again; whether the loss was found to have run away."""
         losses = self.losses
-        loss = losses.last[-1] if losses.last else None
+        is_new = losses.backwards != self._noted  # several optimizers may step after one backward
+        self._noted = losses.backwards
+        loss = losses.last[-1] if losses.last and is_new else None
         self.memory.update_begins(optimizer, optimizers, frame, self.steps, losses.key, loss)
         losses.ceiling = self.memory.ceiling
         losses.alarm = losses.alarm or not losses.ceiling  # every loss is looked at: the next step is noted in full

@@ -170,9 +170,9 @@ def _without_gap(calls: list[KeptBackward], first: int) -> list[KeptBackward]:
     found: list[KeptBackward] = []
     expected = first
     for call in calls:
-        if call.update > expected + 1 or (not found and call.update != first):
+        if call.update > expected or (not found and call.update != first):
             break
-        expected = call.update
+        expected = call.update + max(1, len(call.ends))  # several optimizers may step after one call
         found.append(call)
     return found
 
