@@ -503,7 +503,7 @@ print(digest(model))
 
 # Such a run draws its data from iterators that C code reads, from bounded caches, from files, queues and semaphores.
 STREAMS = """
-import asyncio, collections, contextvars, csv, ctypes, functools, itertools, os, queue, random, threading
+import asyncio, collections, contextvars, csv, functools, itertools, multiprocessing, queue, random, threading
 
 random.seed(0)
 with open("rows.csv", "w") as file:
@@ -524,10 +524,11 @@ class Key:
 
 
 stream, pairs, letters = numbers(), zip(numbers(), itertools.cycle("ab")), itertools.cycle(range(5))
-rows, lines, descriptor = csv.reader(open("rows.csv")), open("rows.csv"), os.open("rows.csv", os.O_RDONLY)
+rows, lines = csv.reader(open("rows.csv")), open("rows.csv")
 unread = iter(open("rows.csv"))
 simple, coming, permits = queue.SimpleQueue(), asyncio.Queue(), threading.Semaphore(100)
-local, variable, number, keys = threading.local(), contextvars.ContextVar("v", default=0), ctypes.c_long(), []
+local, variable, keys = threading.local(), contextvars.ContextVar("v", default=0), []
+number = multiprocessing.Value("i")
 known = weakref.WeakValueDictionary()
 local.count = 0
 model = nn.Linear(6, 6)
@@ -542,7 +543,7 @@ for step in range(60):
     for first, letter in pairs:
         if first % 3 == 2:
             break
-    line, part = lines.readline(), os.read(descriptor, 5)
+    line = lines.readline()
     for last in unread:
         break
     a, b = itertools.islice(letters, 2)
@@ -556,7 +557,7 @@ for step in range(60):
     keys.append(Key())
     known[step] = keys[-1]
     optimizer.step()
-    print(step, loss.item(), some, ends, first, letter, line, part, last, a, b, got, simple.qsize(), coming.qsize())
+    print(step, loss.item(), some, ends, first, letter, line, last, a, b, got, simple.qsize(), coming.qsize())
     print(local.count, variable.get(), number.value, len(known), random.random(), projection.cache_info().currsize)
 print(digest(model), permits._value)
 """

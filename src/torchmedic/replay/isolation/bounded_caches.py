@@ -11,8 +11,9 @@ from types import FunctionType
 from typing import Any
 
 from torchmedic.replay.isolation.outside_world import refuse
-from torchmedic.replay.isolation.undo import Noted, PutBack
+from torchmedic.replay.isolation.undo import PutBack
 from torchmedic.source.objects.parts import cache_of
+from torchmedic.source.user_code import is_user_file
 
 _WRAPPER = type(functools.lru_cache(lambda: None))
 _PLACE = "the function to call"
@@ -27,9 +28,8 @@ def bounded_cache(value: Any) -> Any:
 def misses_refused(value: Any) -> Iterator[PutBack]:
     """Have a cached function ask before it computes, until that is put back."""
     function = getattr(value, "__wrapped__", None)
-    if bounded_cache(value) is None or type(function) is not FunctionType:
+    if bounded_cache(value) is None or type(function) is not FunctionType or _is_of_library(function):
         return
-    yield Noted(value.cache_info, lambda before: None, lambda now, before: bool(now.misses == before.misses))
     code = function.__code__
     original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
@@ -47,3 +47,9 @@ def misses_refused(value: Any) -> Iterator[PutBack]:
 def _through(*args: Any, **kwargs: Any) -> Any:
     call: Any = "the function to call"
     return call(*args, **kwargs)
+
+
+def _is_of_library(function: FunctionType) -> bool:
+    """Whether a function belongs to a library: what it keeps does not depend on the step."""
+    file = function.__code__.co_filename
+    return not (file.startswith("<") or is_user_file(file))

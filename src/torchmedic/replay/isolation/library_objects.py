@@ -16,7 +16,6 @@ from typing import Any
 from torchmedic.replay.isolation.bounded_caches import misses_refused
 from torchmedic.replay.isolation.undo import Contents, Noted, PutBack
 
-_C_DATA: tuple[Any, ...] = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_int.__base__)
 _READERS = (io.BufferedReader, io.FileIO, io.TextIOWrapper)
 _WEAK = (weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet)
 
@@ -32,12 +31,10 @@ def of_library(value: Any, kind: type) -> Iterator[PutBack]:
         yield Contents(value.__dict__)
     elif kind is SimpleQueue:
         yield Noted(lambda: _waiting(value), lambda before: _refill(value, before), _are_same)
-    elif issubclass(kind, _C_DATA):
-        yield _c_data(value)
     elif kind.__module__ == "functools":
         yield from misses_refused(value)
     elif kind.__module__ == "multiprocessing.sharedctypes" and hasattr(value, "get_obj"):
-        yield _c_data(value.get_obj())
+        yield _shared_memory(value.get_obj())
     elif kind.__module__ == "asyncio.queues":
         yield Contents(value._queue)
 
@@ -54,7 +51,7 @@ def context_variables() -> PutBack:
     return put_back
 
 
-def _c_data(value: Any) -> Noted:
+def _shared_memory(value: Any) -> Noted:
     size = ctypes.sizeof(value)
     read: Callable[[], bytes] = lambda: ctypes.string_at(ctypes.addressof(value), size)  # noqa: E731
     return Noted(read, lambda before: ctypes.memmove(ctypes.addressof(value), before, size), operator.eq)

@@ -88,7 +88,7 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Wa
     Raises:
         TooMuchInReach: Not everything could be noted; only if `thorough`.
     """
-    walk = Walk(_shared_with_other_threads())
+    walk = Walk(_shared_with_other_threads(), is_replay=not thorough)
     put_backs = [*settings(), context_variables()]
     roots = [*_stack_variables(frame), *(variables for _, variables in user_modules())]
     if thorough:
@@ -115,7 +115,8 @@ def is_shared_with_other_threads(frame: FrameType) -> bool:
 class Walk:
     """Finds what is in reach, nearest first, and notes how to put each object back."""
 
-    def __init__(self, shared: set[int]) -> None:
+    def __init__(self, shared: set[int], *, is_replay: bool) -> None:
+        self._is_replay = is_replay  # what recovery runs is the run's own: only its effects are noted
         self.records: list[PutBack] = []
         self.one_way: dict[int, Any] = {}  # what stands in for iterators that cannot be put back, by their identity
         self.is_shared = False  # other threads work on something in reach, which cannot be put back
@@ -142,7 +143,7 @@ class Walk:
                 with contextlib.suppress(Exception):  # an object of a class that raises when it is inspected
                     self._visit(value, type(value))
                 with contextlib.suppress(Exception):  # a file that cannot tell where it is
-                    self.records += of_library(value, type(value))
+                    self.records += of_library(value, type(value)) if self._is_replay else ()
         return not self._pending
 
     def guard(self, namespace: dict[str, Any]) -> None:
@@ -205,7 +206,7 @@ class Walk:
         inside = [item for _, item in attributes(value, kind)]
         self._push(inside[:_MAX_FOLLOWED] if len(inside) > _MAX_ITEMS else inside)
         if kind.__module__ == "functools":
-            bounded = bounded_cache(value)
+            bounded = bounded_cache(value) if self._is_replay else None
             self._push(each for each in gc.get_referents(value) if each is not bounded)
 
     def _array(self, value: Any) -> None:

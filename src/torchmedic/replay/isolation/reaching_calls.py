@@ -27,7 +27,7 @@ LEFT_OUT = {
 _CALLS = "send sendall sendto sendmsg sendfile recv recv_into recvfrom recvfrom_into recvmsg connect connect_ex accept"
 REFUSED = {
     "builtins": "input",
-    "os": "_exit abort system read",
+    "os": "_exit abort system",
     "signal": "raise_signal",
     "threading.Thread": "start",
     "threading.Barrier": "wait abort reset",
