@@ -16,21 +16,25 @@ def _losses(weight: torch.Tensor) -> tuple[torch.Tensor, Microscope]:
     scope = Microscope(deadline=math.inf)
     with scope:
         loss = (weight.square().sum() + 60 * sum(part.abs() for part in weight) - weight.mean() / 4) / 2
+    scope.read()
     return loss, scope
 
 
 def test_a_multiplied_sum_is_one_term() -> None:
     loss, scope = _losses(torch.ones(3, requires_grad=True))
     assert [term.weight for term in terms_of(loss, scope)] == [0.5, 30.0, 0.125]
+    assert [term.size for term in terms_of(loss, scope)] == [3.0, 180.0, 0.25]
 
 
 def test_the_terms_behind_a_mean_are_terms_of_the_loss() -> None:
     weight = torch.ones(3, requires_grad=True)
     with Microscope(deadline=math.inf) as scope:
         loss = -(weight.exp() - 8 * weight.square()).mean()
+    scope.read()
     assert [term.weight for term in terms_of(loss, scope)] == [1.0, 8.0]
     with Microscope(deadline=math.inf) as scope:
         loss = weight.square().mean()
+    scope.read()
     assert [term.path for term in terms_of(loss, scope)] == [()]
 
 

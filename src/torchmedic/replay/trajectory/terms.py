@@ -31,7 +31,7 @@ class Term(NamedTuple):
 
 
 def terms_of(loss: torch.Tensor, scope: Microscope) -> list[Term]:
-    """The terms of a loss; a loss that is no sum has one. The scope has seen the replay that made the loss."""
+    """The terms of a loss; a loss that is no sum has one. The scope has seen the replay that made it, and was read."""
     return list(_terms(loss.grad_fn, (), 1.0, scope))[:_MAX_TERMS]
 
 
