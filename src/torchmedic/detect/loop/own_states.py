@@ -11,7 +11,7 @@ from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, has_line, last_name, nodes_in, syntax_tree
 from torchmedic.source.user_variables import user_trees
 
-_COPIES = frozenset("deepcopy clone save".split())
+_COPIES = frozenset("deepcopy clone save load_state_dict".split())
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -43,11 +43,18 @@ def _given(loading: Place) -> ast.expr | None:
 
 def _taken() -> Iterator[tuple[Place, str]]:
     """The lines of the user's that keep the result of `state_dict()` without a copy, and the name that they give it."""
+    keeper: ast.AST
     for file, tree in user_trees():
         for node in nodes_in(tree):
-            if not isinstance(node, ast.Assign) or not node.targets:
-                continue
-            names = {callee(call) for call in ast.walk(node.value) if isinstance(call, ast.Call)}
-            target = node.targets[0]
+            match node:
+                case ast.Assign(targets=[target, *_]):
+                    keeper = target.value if isinstance(target, ast.Subscript) else target
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=keeper))):
+                    pass  # `kept.update(...)`, `kept.append(...)`
+                case ast.Return():
+                    keeper = node  # without a name
+                case _:
+                    continue
+            names = {callee(call) for call in ast.walk(node) if isinstance(call, ast.Call)}
             if "state_dict" in names and names.isdisjoint(_COPIES):
-                yield Place(file, node.lineno), last_name(target.value if isinstance(target, ast.Subscript) else target)
+                yield Place(file, node.lineno), last_name(keeper)

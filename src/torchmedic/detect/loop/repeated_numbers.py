@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torchmedic.detect.loop.incident import LoopIncident, RandomNumbersRepeat
 from torchmedic.observe.loop.ledger import Habits
@@ -14,6 +14,7 @@ from torchmedic.source.user_variables import user_trees
 _SEEDING = frozenset("seed_everything set_seed".split())  # of libraries
 _TORCH = frozenset("torch torch.random".split())
 _SETTING = "deterministic"
+_CALLED_ONCE = frozenset("__init__ __post_init__".split())
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
@@ -30,15 +31,27 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
 
 
 def _seedings() -> Iterator[Place]:
-    """The calls that set torch's generator to a state again and again: in a loop, or in a function called in a loop."""
-    trees = [(file, tree, list(nodes_in(tree))) for file, tree in user_trees()]
-    functions = [node for _, _, nodes in trees for node in nodes if isinstance(node, FUNCTIONS)]
+    """The calls that set torch's generator to a state again and again.
+
+    They stand in a loop, or in a function that is called in a loop; else in one that only a library calls: a callback.
+    """
+    trees = [(file, list(nodes_in(tree))) for file, tree in user_trees()]
+    functions = [node for _, nodes in trees for node in nodes if isinstance(node, FUNCTIONS)]
     helpers = {function.name for function in functions if _only_seeds(function)}
-    loops = [node for _, _, nodes in trees for node in nodes if isinstance(node, LOOPS)]
+    calls = [node for _, nodes in trees for node in nodes if isinstance(node, ast.Call)]
+    loops = [node for _, nodes in trees for node in nodes if isinstance(node, LOOPS)]
     repeated = {callee(call) for loop in loops for call in ast.walk(loop) if isinstance(call, ast.Call)} - helpers
-    for file, _, nodes in trees:
+    foreign = {function.name for function in functions} - {callee(call) for call in calls} - _CALLED_ONCE
+    yield from list(_calls_in(trees, helpers, repeated, in_loops=True)) or _calls_in(trees, helpers, foreign)
+
+
+def _calls_in(
+    trees: Iterable[tuple[str, list[ast.AST]]], helpers: set[str], names: set[str], *, in_loops: bool = False
+) -> Iterator[Place]:
+    """The calls that set the generator, or of helpers that do, in functions with these names, and in loops."""
+    for file, nodes in trees:
         for around in nodes:
-            if isinstance(around, LOOPS) or (isinstance(around, FUNCTIONS) and around.name in repeated):
+            if (in_loops and isinstance(around, LOOPS)) or (isinstance(around, FUNCTIONS) and around.name in names):
                 for node in ast.walk(around):
                     if isinstance(node, ast.Call) and (_sets_generator(node) or callee(node) in _SEEDING | helpers):
                         yield Place(file, node.lineno)

@@ -76,7 +76,7 @@ def _paddings(
 
 
 def _at_ends(is_padding: torch.Tensor) -> torch.Tensor:
-    """The same positions, if they are the ends, or the beginnings, of sequences of several lengths."""
+    """The positions of padding that fill the ends, or the beginnings, of sequences of several lengths; else none."""
     counts = is_padding.sum(1)
     before, after = is_padding[:, :-1], is_padding[:, 1:]
     is_at_ends = ~(before & ~after).any() | ~(~before & after).any()
