@@ -11,7 +11,7 @@ from torchmedic.evidence.bad_value_lines import Line
 from torchmedic.evidence.dataset_item import datasets_in_use, fetch_again
 from torchmedic.evidence.preparation import line_in_collate
 from torchmedic.observe.numbers.kept_steps import KeptBackward
-from torchmedic.observe.step.batches import items_of
+from torchmedic.observe.step.items import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.source.assignments import items_written

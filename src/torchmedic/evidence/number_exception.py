@@ -15,7 +15,7 @@ from torchmedic.detect.failures.nonfinite import NonFinite
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.evidence.numbers import NumbersEvidence, Victim
 from torchmedic.observe.context import StepContext
-from torchmedic.observe.step.batches import as_tuple
+from torchmedic.observe.step.items import as_tuple
 from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.step import Step, from_stack, through_backward

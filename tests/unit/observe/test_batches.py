@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, dataloader
 
-from torchmedic.observe.step.batches import Batches, through_subsets
+from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.items import through_subsets
 from torchmedic.observe.step.kept_batch import KeptBatch
 from torchmedic.observe.step.tensors import tensors_in
 

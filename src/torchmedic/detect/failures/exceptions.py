@@ -10,7 +10,7 @@ import msgspec
 from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of_error
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.failures.worker_failures import failure_of
-from torchmedic.observe.step.batches import as_tuple
+from torchmedic.observe.step.items import as_tuple
 from torchmedic.observe.step.tensors import tensors_in_frames
 from torchmedic.records import Phase, WorkerFailure
 from torchmedic.source.segment.cut import CannotCut

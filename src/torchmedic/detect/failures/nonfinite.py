@@ -10,7 +10,7 @@ import msgspec
 from torchmedic.observe.context import ProcessContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.stages import Quantity, UpdateStage
-from torchmedic.observe.step.batches import as_tuple, items_of
+from torchmedic.observe.step.items import as_tuple, items_of
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.objects.finite import is_finite
 

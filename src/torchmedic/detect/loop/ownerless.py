@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from torchmedic.detect.loop import bare_parameters
+from torchmedic.detect.loop.chosen_parameters import is_chosen
 from torchmedic.detect.loop.incident import LoopIncident, ParametersWithoutOptimizer
 from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTOR
 from torchmedic.observe.loop.events import Event, Watched
@@ -44,11 +45,6 @@ _MIN_LISTED_MODULES = 2  # that an optimizer was given one by one
 _KINDS = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
-_OPTIMIZERS = frozenset(
-    name
-    for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 )
 
 
@@ -74,7 +70,7 @@ def find(habits: Habits, owned: set[int], steps: list[Event]) -> Iterator[LoopIn
     stepping = [habits.optimizers[number] for number in {event.who for event in steps} if number in habits.optimizers]
     built = next((watched for watched in stepping if watched.built is not None), None)
     bare = bare_parameters.candidates_in(habits, owned, _MIN_UPDATES)
-    if not (candidates or bare or weights) or built is None or _is_chosen(habits):
+    if not (candidates or bare or weights) or built is None or is_chosen(habits):
         return
     lone: dict[str, torch.Tensor] = {}
     held = list(_held(sys._getframe(), lone))
@@ -128,32 +124,6 @@ def _untouched(each: Ownerless) -> torch.Tensor | None:
         return None
     has_hooks = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
     return None if has_hooks else tensor
-
-
-def _is_chosen(habits: Habits) -> bool:
-    """Whether the file that builds an optimizer selects parameters by a condition, or builds more optimizers."""
-    built = [watched.built for watched in habits.optimizers.values() if watched.built is not None]
-    for file in {place.file for place in built}:
-        lines = {place.line for place in built if place.file == file}
-        for node in nodes_in(syntax_tree(file)):
-            match node:
-                case ast.Call() if callee(node) in _OPTIMIZERS:
-                    if not lines & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
-                        return True
-                case ast.Call(func=ast.Name(id="filter"), args=[ast.Lambda(body=condition), _]):
-                    if not _keeps_trainable(condition):
-                        return True
-                case ast.Call() if callee(node) in ("filter", "add_param_group"):
-                    return True
-                case ast.comprehension(ifs=[_, *_]) if "parameters" in ast.unparse(node.iter):
-                    if not all(map(_keeps_trainable, node.ifs)):
-                        return True
-    return False
-
-
-def _keeps_trainable(condition: ast.expr) -> bool:
-    """Whether a condition leaves out frozen parameters only: a layer that gets gradients was not left out by it."""
-    return isinstance(condition, ast.Attribute) and condition.attr == "requires_grad"
 
 
 def _held(frame: FrameType | None, lone: dict[str, torch.Tensor]) -> Iterator[_Held]:

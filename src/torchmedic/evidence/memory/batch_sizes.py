@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.observe.failures.worker_failures import is_fetch
-from torchmedic.observe.step.batches import Given, through_subsets
+from torchmedic.observe.step.batches import Given
+from torchmedic.observe.step.items import through_subsets
 from torchmedic.source.objects.living import living
 
 _MIN_EARLIER_BATCHES = 4  # earlier batches that tell what is usual

@@ -30,7 +30,7 @@ from torchmedic.observe.failures.exceptions import undisturbed
 from torchmedic.observe.failures.shown_tracebacks import without_our_frames
 from torchmedic.observe.failures.sketch import plain, shape_of, text_of, variables_of
 from torchmedic.observe.memory import headroom
-from torchmedic.observe.step.batches import through_subsets
+from torchmedic.observe.step.items import through_subsets
 from torchmedic.records import Diagnosis, StackFrame, WorkerFailure
 from torchmedic.source.user_code import is_user_file
 

@@ -20,8 +20,9 @@ import torch
 from torch.optim import Optimizer
 
 from torchmedic.observe.numbers.kept_values import GONE, Kept, kept
-from torchmedic.observe.step.batches import Batches, HostBatch, items_of
+from torchmedic.observe.step.batches import Batches, HostBatch
 from torchmedic.observe.step.clock import Clock
+from torchmedic.observe.step.items import items_of
 from torchmedic.observe.step.step_notes import StepNotes, device_states, line_of
 from torchmedic.source.user_code import outside_torch, user_frame
 from torchmedic.source.user_variables import looks_at_locals

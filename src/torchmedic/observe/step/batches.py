@@ -10,8 +10,8 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import Subset
 
+from torchmedic.observe.step.items import items_of, through_subsets
 from torchmedic.observe.step.kept_batch import KeptBatch
 from torchmedic.observe.step.tensors import is_mapping, tensors_in
 from torchmedic.source.objects.weak_table import WeakTable
@@ -249,18 +249,6 @@ class Batches:
         return [tensor for reference in self._weak if (tensor := reference()) is not None]
 
 
-def items_of(origin: tuple[Any, weakref.ref[Any] | None]) -> Any:
-    """The items of a batch, as indices of the user's own dataset."""
-    indices, source = origin
-    iterator = source() if source is not None else None
-    return through_subsets(getattr(iterator, "_dataset", None), indices)
-
-
-def as_tuple(items: Any) -> tuple[Any, ...]:
-    """The items of a batch as a tuple, whatever the sampler gave."""
-    return tuple(items) if isinstance(items, list | tuple) else () if items is None else (items,)
-
-
 def _storage(tensor: torch.Tensor) -> int | None:
     try:
         return int(tensor.untyped_storage()._cdata)
@@ -275,18 +263,6 @@ def _tensors_in_generators() -> list[torch.Tensor]:
         if type(value) is GeneratorType and value.gi_frame is not None and not value.gi_running:
             found += [tensor for held in list(value.gi_frame.f_locals.values()) for tensor in tensors_in(held, 3)]
     return found
-
-
-def through_subsets(dataset: Any, index: Any) -> Any:
-    """An index, or a batch of them, as one of the dataset that `random_split` and `Subset` were made of."""
-    if isinstance(index, list | tuple) and isinstance(dataset, Subset):
-        return [through_subsets(dataset, item) for item in index]
-    while isinstance(dataset, Subset):
-        try:
-            index, dataset = dataset.indices[index], dataset.dataset
-        except (IndexError, KeyError, TypeError):
-            return index
-    return index
 
 
 def main_input(args: Collection[Any]) -> torch.Tensor | None:

@@ -23,7 +23,7 @@ from torchmedic.diagnose.rules.numbers._courses import begin, cure, finish
 from torchmedic.evidence.data_makers import made_at
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
-from torchmedic.observe.step.batches import items_of
+from torchmedic.observe.step.items import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
 from torchmedic.replay.trajectory.change import Change
