@@ -372,6 +372,7 @@ STALLED: Family[Stall] = Family(
     "hangs.file_lock_held",
     "hangs.dead_producer_thread",
     "hangs.nobody_left_to_signal",
+    "hangs.thread_outlives_script",
     "hangs.endless_loop",
     "hangs.worker_stuck",
     "hangs.gpu_lost",
