@@ -262,6 +262,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.clip_before_unscale",
     "loop.unregistered_layers",
     "loop.optimizer_of_replaced_parameters",
+    "ranks.gradients_kept_back",
     "loop.frozen_optimizer",
     "loop.zero_learning_rate",
     "loop.schedule_before_update",
