@@ -45,7 +45,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank tells of its training, to be compared with the other ranks.
 
     `batches` are fingerprints of the first batches that were trained on, `items` the first items of the dataset in
-    them, `sampler` what drew them, `loading` the line that asked for them. `same_order` is how many passes over the
+    them, `sampler` what drew them, `loading` the line that asked for them, `stream` the beginning of the `__iter__` of
+    an IterableDataset that they come from. `same_order` is how many passes over the
     data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`;
     those in `added` came into the model after it was wrapped. `thawed` is trained, and was frozen then. `calling` is
     the line that called a model before the first update, `updating` that of the update, `scheduling` that of the first
@@ -67,6 +68,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[int, ...] = ()
     sampler: str = ""
     loading: StackFrame | None = None
+    stream: StackFrame | None = None
     same_order: int = 0
     names: tuple[str, ...] = ()
     added: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.observe.ranks.models import Models
 from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
-from torchmedic.observe.ranks.samples import fingerprint_of, identity_of, line_of, size_of
+from torchmedic.observe.ranks.samples import fingerprint_of, identity_of, line_of, size_of, stream_of
 from torchmedic.observe.ranks.underway import Underway
 from torchmedic.observe.ranks.wrapping import Frozen, may_train_apart
 from torchmedic.observe.step.batches import Batches
@@ -52,6 +52,7 @@ class FactsOfRank:
         self._clock = clock
         self._facts = RankFacts(rank=rank, pid=os.getpid(), world_size=world_size, host=socket.gethostname())
         self._fetched: tuple[str, str, StackFrame | None] | None = None
+        self._stream: StackFrame | None = None  # that the last batch came from
         self._has_loader: bool | None = None  # None until the first batch is known
         self._passes: WeakTable[Passes] = WeakTable()
         self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
@@ -140,6 +141,7 @@ class FactsOfRank:
         if len(self._facts.batches) < _MAX_BATCHES:
             name = type(sampler).__name__ if sampler is not None else ""
             self._fetched = fingerprint_of(batch), name, line_of(user_frame(frame))
+            self._stream = stream_of(iterator)
 
     @contained("observe.rank_facts")
     def exchanging(self, work: Any, tensors: Any) -> None:
@@ -177,7 +179,7 @@ class FactsOfRank:
             self._fetched = None
             if not self._facts.batches:
                 items = self._items() if self._has_loader else ()
-                self._change(items=items, sampler=sampler, loading=line)
+                self._change(items=items, sampler=sampler, loading=line, stream=self._stream)
             self._change(batches=(*self._facts.batches, fingerprint))
             if len(self._facts.batches) == _MAX_BATCHES:
                 self._write()
