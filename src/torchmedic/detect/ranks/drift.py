@@ -31,6 +31,7 @@ Why = Literal[
     "thawed",
     "start",
     "changed",
+    "rewritten",
     "skipped",
     "rates",
     "no-exchange",
@@ -93,7 +94,7 @@ def _of_first_model(job: JobFacts) -> Drift | None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
     called = _unwrapped(first) if why == "unused-wrapper" else None
-    line = called or (first.wrapped_at if why in ("unused-wrapper", "added", "thawed") else first.updating)
+    line = called or (first.wrapped_at if why in ("unused-wrapper", "added", "thawed", "rewritten") else first.updating)
     if why == "no-sync":
         line = _context(first.unsynced, "no_sync") or first.unsynced[0]
     if why == "one-rank":
@@ -144,6 +145,8 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
             return "thawed"
         if len({_sample(each, updates).exchanges for each in facts}) > 1:
             return "skipped"
+        if not starts_equal and all(each.weights[0].updates == 0 for each in facts if each.weights):
+            return "rewritten"
         return "changed" if same_rates or not starts_equal else "rates"
     if any(each.wrapper for each in facts) or len(job.logs) < len(facts):
         return None
