@@ -120,6 +120,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "ranks.rank_outside_of_group",
     "ranks.spawn_arguments_do_not_fit",
     "ranks.collective_arguments_do_not_fit",
+    "ranks.sharded_weight_used_directly",
     "ranks.job_not_joined",
     "ranks.job_joined_twice",
     "autograd.unused_in_graph",
