@@ -415,6 +415,7 @@ COMPARED: Family[JobFacts] = Family(
     "ranks.same_order_in_every_epoch",
     "ranks.parameters_in_different_order",
     "ranks.exchange_not_awaited",
+    "ranks.parts_in_one_tensor",
     "ranks.weights_drift_apart",
     "ranks.exchange_in_every_micro_batch",
     "ranks.device_shared_by_ranks",

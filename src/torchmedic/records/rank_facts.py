@@ -56,6 +56,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters, in their order. `syncs` is how many times the gradients are exchanged for one update, `nbytes` how large
     they are. `unawaited` is the line of an exchange of a gradient that was not complete when the weights were updated,
     `unsynced` are the lines of a forward under `no_sync` that was the last one before an update, innermost first.
+    `into_one` is the line of a gather that writes the parts of all ranks into one and the same tensor.
     `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see. `models` are the weights
     by optimizer, where there are several, as of the last sample in `weights`.
     """
@@ -87,6 +88,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int = 0
     unawaited: StackFrame | None = None
     unsynced: tuple[StackFrame, ...] = ()
+    into_one: StackFrame | None = None
     device: str = ""
     devices: int = 0
     models: tuple[TrainedModel, ...] = ()

@@ -51,8 +51,7 @@ class FactsOfRank:
         self._batches = batches
         self._clock = clock
         self._facts = RankFacts(rank=rank, pid=os.getpid(), world_size=world_size, host=socket.gethostname())
-        self._fetched: tuple[str, str, StackFrame | None] | None = None
-        self._stream: StackFrame | None = None  # that the last batch came from
+        self._fetched: tuple[str, str, StackFrame | None, StackFrame | None] | None = None
         self._has_loader: bool | None = None  # None until the first batch is known
         self._passes: WeakTable[Passes] = WeakTable()
         self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
@@ -125,7 +124,7 @@ class FactsOfRank:
         """Without a loader, the inputs of the model are the batch: before the updates 8, 16, 32 and 64."""
         self._has_loader = False
         if self._fetched is None and len(self._facts.batches) < _MAX_BATCHES:
-            self._fetched = fingerprint_of(inputs), "", line_of(user_frame(frame))
+            self._fetched = fingerprint_of(inputs), "", line_of(user_frame(frame)), None
 
     @contained("observe.rank_facts")
     def fetched(self, iterator: Any, batch: Any, frame: FrameType) -> None:
@@ -140,8 +139,7 @@ class FactsOfRank:
         self._has_loader = True
         if len(self._facts.batches) < _MAX_BATCHES:
             name = type(sampler).__name__ if sampler is not None else ""
-            self._fetched = fingerprint_of(batch), name, line_of(user_frame(frame))
-            self._stream = stream_of(iterator)
+            self._fetched = fingerprint_of(batch), name, line_of(user_frame(frame)), stream_of(iterator)
 
     @contained("observe.rank_facts")
     def exchanging(self, work: Any, tensors: Any) -> None:
@@ -149,10 +147,10 @@ class FactsOfRank:
         self._underway.begun(work, tensors, sys._getframe(1))
 
     @contained("observe.rank_facts")
-    def scheduled(self, frame: FrameType) -> None:
-        """A scheduler has set learning rates."""
-        if self._facts.scheduling is None:
-            self._change(scheduling=line_of(user_frame(frame)))
+    def seen_at(self, what: str, frame: FrameType) -> None:
+        """A scheduler has set learning rates (`scheduling`), or a gather fills one tensor (`into_one`)."""
+        if getattr(self._facts, what) is None:
+            self._change(**{what: line_of(user_frame(frame))})
 
     @contained("observe.rank_facts")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -175,11 +173,11 @@ class FactsOfRank:
     def stepped(self) -> None:
         """The weights were updated."""
         if self._fetched is not None:
-            fingerprint, sampler, line = self._fetched
+            fingerprint, sampler, line, stream = self._fetched
             self._fetched = None
             if not self._facts.batches:
                 items = self._items() if self._has_loader else ()
-                self._change(items=items, sampler=sampler, loading=line, stream=self._stream)
+                self._change(items=items, sampler=sampler, loading=line, stream=stream)
             self._change(batches=(*self._facts.batches, fingerprint))
             if len(self._facts.batches) == _MAX_BATCHES:
                 self._write()
