@@ -132,6 +132,9 @@ def _changing(drift: Drift) -> int | None:
             setting = calls_by_rank(drift.line.file, lambda name: name == "load_state_dict")
         return setting[0] if len(setting) == 1 else None
     if drift.why == "start" and drift.line is not None:
+        loads = calls_by_rank(drift.line.file, lambda name: name == "load_state_dict")
+        if len(loads) == 1:
+            return loads[0]
         models = trained_models(drift.line.file)
         return models[0] if len(models) == 1 else None
     if drift.why not in ("changed", "rewritten") or drift.line is None:
