@@ -111,6 +111,9 @@ def test_learning_rates_that_differ() -> None:
     found = find_drift(JobFacts(ranks=(at_rate(0, 3, 0.1, **wrapped), at_rate(1, 4, 0.05, **wrapped))))
     assert found is not None
     assert (found.rates, found.rates_at) == (((0, 0.1), (1, 0.05)), 2)
+    again = [at_rate(rank, 3 + rank, 0.1, **wrapped) for rank in (0, 1)]  # equal again when they were looked at
+    first, second = (with_samples(each, past_rates=0.4 - 0.1 * each.rank) for each in again)
+    assert why(first, second) == "rates"
 
 
 def test_updates_that_one_rank_left_out() -> None:
