@@ -433,6 +433,10 @@ class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
     forward: Place | None = None
 
 
+class GradientsKeptBack(UselessOptimizer, frozen=True, kw_only=True):
+    """The parameters that the optimizer holds are parts of those that the losses reach, and get no gradient of them."""
+
+
 class FreezeWithoutEffect(LoopIncident, frozen=True, kw_only=True):
     """`what` is an attribute that was set on `owner`, a parameter or a module, and that torch does not read."""
 
