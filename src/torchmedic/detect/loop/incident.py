@@ -184,6 +184,19 @@ class ZeroLearningRate(LoopIncident, frozen=True, kw_only=True):
     is_whole: bool = False
 
 
+class PicturesCutApart(LoopIncident, frozen=True, kw_only=True):
+    """The table `name` has pictures with their channels last; those of a batch have this shape, in the same order.
+
+    `call` is the method that gives the shape, empty where that is not known.
+    """
+
+    data: Place
+    call: str
+    name: str
+    shape: tuple[int, int, int]
+    compared: int
+
+
 class TrainingInEvalMode(LoopIncident, frozen=True, kw_only=True):
     """`before` updates in training mode, `since` updates in evaluation mode; layers that act differently in it."""
 
