@@ -75,7 +75,9 @@ OUT_OF_MEMORY: Family[RaisedEvidence] = Family(
 )
 
 # Rules that are not asked once one of these others has answered: its answer says more, even if it is less certain.
-UNLESS: dict[str, tuple[str, ...]] = dict.fromkeys(OUT_OF_MEMORY, EXHAUSTED)
+UNLESS: dict[str, tuple[str, ...]] = dict.fromkeys(OUT_OF_MEMORY, EXHAUSTED) | {
+    "hangs.slow.long_work": ("hangs.endless_loop",),  # which is at work, too
+}
 
 # Asked in a DataLoader worker that ran out of memory: it knows who holds what, and the main process does not.
 OF_WORKER: Family[RaisedEvidence] = Family(
@@ -293,6 +295,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.state_not_copied",
     "loop.random_numbers_repeat",
     "loop.one_layer_for_several",
+    "loop.pictures_cut_apart",
     "loop.optimizer_made_anew",
     "loop.dropout_in_evaluation",
     silent=True,

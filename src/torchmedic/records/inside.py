@@ -198,9 +198,9 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     """The innermost user loop that the main thread is in, over several looks.
 
     `unchanged` names what the exits of the loop read, if all of it stayed the same and nothing that runs in every round
-    can change it; `values` shows the values. `hopeless`: the branches that could change it read nothing that changes.
-    `receding` names the numbers that the exits compare, if from look to look they only moved away from what would end
-    the loop; `values` then shows them.
+    can change it; `values` shows the values. It was the same `unchanged_for` seconds before, when it was asked for.
+    `hopeless`: the branches that could change it read nothing that changes. `receding` names the numbers that the exits
+    compare, if from look to look they only moved away from what would end the loop; `values` then shows them.
     """
 
     file: str
@@ -211,5 +211,6 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     endless: bool = False
     unchanged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    unchanged_for: float = 0.0
     hopeless: bool = False
     receding: tuple[str, ...] = ()

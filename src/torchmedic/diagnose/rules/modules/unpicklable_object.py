@@ -26,6 +26,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location, Role
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.failing_call import UNKNOWN
+from torchmedic.source.lookup.layer_construction import class_nodes
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.objects.containers import items
 from torchmedic.source.objects.parts import attributes
@@ -129,7 +130,7 @@ def _words(value: Any) -> str:
 
 
 def _made_at(role: Role, found: Found, label: str) -> Location | None:
-    """The function in the source; else the only line that sets the attribute."""
+    """The function in the source; else the line that sets the attribute: the only one, or the one of `__init__`."""
     if isinstance(found.value, FunctionType):
         code = found.value.__code__
         nodes = [
@@ -139,5 +140,20 @@ def _made_at(role: Role, found: Found, label: str) -> Location | None:
         ]
         lambdas = [node for node in nodes if isinstance(node, ast.Lambda) == (code.co_name == "<lambda>")]
         return node_location(role, code.co_filename, lambdas[0], label) if lambdas else None
-    lines = list(attribute_assignments(type(found.owner), found.attribute)) if found.owner is not None else []
+    if found.owner is None:
+        return None
+    lines = [each for each in attribute_assignments(type(found.owner), found.attribute) if not _gives_nothing(each[1])]
+    if len(lines) > 1:
+        inits = [part for _, body in class_nodes(type(found.owner)) for part in body.body if _is_init(part)]
+        begins = {id(node) for init in inits for node in ast.walk(init)}
+        lines = [each for each in lines if id(each[1]) in begins]
     return node_location(role, *lines[0], label) if len(lines) == 1 else None
+
+
+def _gives_nothing(statement: ast.stmt) -> bool:
+    value = getattr(statement, "value", None)
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _is_init(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == "__init__"
