@@ -64,6 +64,16 @@ class ClipBeforeUnscale(LoopIncident, frozen=True, kw_only=True):
     bound: float
 
 
+class GradientsOfAnotherLoss(LoopIncident, frozen=True, kw_only=True):
+    """The backward of a loss that `other` minimises leaves gradients, and the one of `own` adds to them."""
+
+    cleared: Place | None  # where the gradients are cleared, too early
+    other: Place
+    own: Place
+    update: Place
+    updates: int
+
+
 class LossNotDivided(LoopIncident, frozen=True, kw_only=True):
     """`size` calls of backward per update."""
 
