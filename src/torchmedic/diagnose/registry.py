@@ -103,6 +103,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "process.unequal_samples",
     "process.missing_main_guard",
     "process.dataset_exception",
+    "process.iterator_used_up",
     "autograd.inplace_on_saved_tensor",
     "autograd.loss_without_graph",
     "autograd.backward_through_freed_graph",

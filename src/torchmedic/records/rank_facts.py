@@ -14,13 +14,15 @@ from torchmedic.records.report import Moment, StackFrame
 class WeightSample(msgspec.Struct, frozen=True, kw_only=True):
     """The size of some weights after a number of updates: for each, the sum of the absolute values of a sample.
 
-    `rates` are the learning rates of the optimizer at that moment, `exchanges` is how many forwards of a
-    DistributedDataParallel there were before, each of which makes the ranks exchange gradients.
+    `rates` are the learning rates of the optimizer at that moment, `past_rates` is the sum of those that each step of a
+    scheduler has found or set before, `exchanges` is how many forwards of a DistributedDataParallel there were before,
+    each of which makes the ranks exchange gradients.
     """
 
     updates: int
     sizes: tuple[float, ...]
     rates: tuple[float, ...] = ()
+    past_rates: float = 0.0
     exchanges: int = 0
 
 

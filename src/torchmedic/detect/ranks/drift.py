@@ -89,7 +89,10 @@ def _of_first_model(job: JobFacts) -> Drift | None:
         return None
     starts_equal = 0 in common and start is None
     rates_at, rates = next(((at, rates) for at in common if (rates := _unlike_rates(facts, at))), (0, ()))
-    why = _why(job, index, last, starts_equal=starts_equal, same_rates=not rates)
+    before = [at for at in common if len({_sample(each, at).past_rates for each in facts}) > 1]
+    if not rates and before:  # they were equal again when they were looked at
+        rates_at = before[0]
+    why = _why(job, index, last, starts_equal=starts_equal, same_rates=not rates and not before)
     if why is None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)

@@ -63,7 +63,7 @@ class FactsOfRank:
         self.updates = 0  # counted by the hooks
         self.due = 1  # updates after which `stepped` is to be called; the hooks ask for nothing before
         self.begins = True  # whether the hooks are to tell of the beginning of an update
-        self._next_sample = 1
+        self._next_sample, self._past_rates = 1, 0.0
         self._exchanges = 0  # forwards whose backward exchanges gradients,
         self._exchanges_before = 0  # and those of earlier updates
         self._micro_steps = 0  # backwards of the update under way
@@ -151,6 +151,7 @@ class FactsOfRank:
         """A scheduler has set learning rates (`scheduling`), or a gather fills one tensor (`into_one`)."""
         if getattr(self._facts, what) is None:
             self._change(**{what: line_of(user_frame(frame))})
+        self._past_rates += sum(self._rates()) if what == "scheduling" else 0.0
 
     @contained("observe.rank_facts")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -280,14 +281,15 @@ class FactsOfRank:
         if not all(tensor.is_cpu for tensor in weights) and not at_end:
             return  # to read them would wait for the device
         sizes = tuple(map(size_of, weights))
-        optimizer = self._optimizer() if self._optimizer is not None else None
-        rates = (
-            tuple(rate for group in optimizer.param_groups if type(rate := group.get("lr")) is float)
-            if optimizer is not None
-            else ()
+        sample = WeightSample(
+            updates=updates, sizes=sizes, rates=self._rates(), past_rates=self._past_rates, exchanges=self._exchanges
         )
-        sample = WeightSample(updates=updates, sizes=sizes, rates=rates, exchanges=self._exchanges)
         self._change(weights=(*self._facts.weights, sample), models=self._models.sampled())
+
+    def _rates(self) -> tuple[float, ...]:
+        optimizer = self._optimizer() if self._optimizer is not None else None
+        groups = optimizer.param_groups if optimizer is not None else ()
+        return tuple(rate for group in groups if type(rate := group.get("lr")) is float)
 
     # The file
 
