@@ -111,12 +111,13 @@ def _gain(scope: Microscope, op: Op) -> float | None:
 
 
 def _weights(scope: Microscope, ops: Iterable[Op]) -> Iterable[torch.Tensor]:
-    """The trained matrices that operations, or the forward operations behind gradients, are given."""
+    """The matrices of weights that operations, or the forward operations behind gradients, are given."""
     seen: set[int] = set()
     for op in ops:
         for value in scope.forward_of(op).inputs:
             source = scope.source(value)
-            is_weight = isinstance(source, Leaf) and source.tensor.requires_grad and source.tensor.dim() > 1
-            if isinstance(source, Leaf) and is_weight and value.storage not in seen:
+            if not isinstance(source, Leaf) or value.storage in seen or source.tensor.dim() <= 1:
+                continue
+            if source.tensor.requires_grad or isinstance(source.tensor, torch.nn.Parameter):  # of a teacher, say
                 seen.add(value.storage)
                 yield source.tensor
