@@ -62,13 +62,14 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
     """A thread as Python shows it, innermost frame first.
 
     `samples` are the positions of its innermost user frame in several looks; if all are equal, the thread did not move.
-    `lock_file` is a file that the thread polls until it disappears.
+    `lock_file` is a file that the thread polls until it disappears. `daemon`: the process does not wait for its end.
     """
 
     ident: int
     tid: int = 0
     name: str = ""
     main: bool = False
+    daemon: bool = False
     frames: tuple[PyFrame, ...] = ()
     waits_for: LockView | None = None
     holds: tuple[LockView, ...] = ()

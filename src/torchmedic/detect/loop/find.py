@@ -24,6 +24,7 @@ from torchmedic.detect.loop import (
     own_states,
     pairing,
     parameters,
+    pictures,
     repeated_layers,
     repeated_numbers,
     schedules,
@@ -59,6 +60,7 @@ _FINDERS = (
     own_states.find,
     repeated_numbers.find,
     repeated_layers.find,
+    pictures.find,
 )
 
 

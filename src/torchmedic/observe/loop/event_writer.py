@@ -28,6 +28,7 @@ from torchmedic.observe.loop.events import (
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
 from torchmedic.observe.loop.loads import own_states, unmatched, writes_of
 from torchmedic.observe.loop.passes import SHUFFLING
+from torchmedic.observe.loop.picture_looks import cut_pictures
 from torchmedic.observe.step.wrappers import inside
 from torchmedic.source.spots import Place
 from torchmedic.source.user_code import is_user_file, user_frame
@@ -284,7 +285,9 @@ class EventWriter(Habits):
         whose = self.number(dataset) if dataset is not None else 0
         look = look_at(batch)
         self._has_labels = self._has_labels or bool(look.labels)
-        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn)
+        is_first = known is not None and position <= 1 and torch.is_grad_enabled()
+        cut = cut_pictures(batch, dataset, indices, frame) if is_first else None
+        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn, cut)
         self._add("fetch", whose, frame, fact)
 
 

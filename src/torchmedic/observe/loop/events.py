@@ -13,6 +13,7 @@ import torch
 
 from torchmedic.observe.loop.batch_looks import NO_LOOK, BatchLook
 from torchmedic.observe.loop.overwrites import Overwrites
+from torchmedic.observe.loop.picture_looks import CutPictures
 from torchmedic.observe.loop.witness import State, Witness, witness_of
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.spots import Place
@@ -82,7 +83,7 @@ class Watched:
 class Fetched(NamedTuple):
     """A batch that was fetched: its number in its pass, what it is made of, and how many the pass has.
 
-    `in_order` is the size of a batch where the items come in the order of the dataset.
+    `in_order` is the size of a batch where the items come in the order of the dataset. `cut` tells of pictures in it.
     """
 
     position: int
@@ -94,6 +95,7 @@ class Fetched(NamedTuple):
     direct: bool  # a loop of the user's takes it
     look: BatchLook = NO_LOOK
     drawn: int = 0  # items of a batch that were drawn at random, at the beginning of a pass
+    cut: CutPictures | None = None
 
 
 class BackwardFact(NamedTuple):

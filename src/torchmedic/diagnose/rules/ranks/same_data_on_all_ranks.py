@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 
 from torchmedic.diagnose.rule import Draft, rule
-from torchmedic.diagnose.rules.ranks._loader_lines import loader_made_at
+from torchmedic.diagnose.rules.ranks._loader_lines import loader_made_at, shared_out_at
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.rank_facts import JobFacts, RankFacts
@@ -43,7 +43,12 @@ def check(job: JobFacts) -> Draft | None:
     line = first.loading
     if line is not None:
         file, made = loader_made_at(first, line) if first.sampler else (line.file, _made_at(line.file, line.line))
-        draft.at(line_location("cause", file, made, "the same batches on all these ranks"))
+        if first.stream is not None:
+            at = shared_out_at(first.stream)
+            draft.at(line_location("cause", first.stream.file, at, "all these ranks get the same items of this stream"))
+        draft.at(
+            line_location("surfaced" if draft.has_place else "cause", file, made, "the same batches on all these ranks")
+        )
         if first.sampler and (file, made) != (line.file, line.line):
             draft.at(line_location("surfaced", line.file, line.line, "the batches are taken here"))
     is_stream = first.sampler == _OF_STREAM
