@@ -114,12 +114,13 @@ class HandledException(msgspec.Struct, frozen=True, kw_only=True):
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):
     """The first line at which a rank left the job by itself: `sys.exit()` or `destroy_process_group()`.
 
-    `handled` is the exception that it handled there.
+    `handled` is the exception that it handled there. `has_failed`: the exit status was not 0.
     """
 
     how: str
     frame: StackFrame
     handled: HandledException | None = None
+    has_failed: bool = False
 
 
 class RemoteRank(msgspec.Struct, frozen=True, kw_only=True):

@@ -249,8 +249,8 @@ def is_raised_in_call(run: Path, diagnosis: Diagnosis) -> bool:
 
     It may also tell of the end of a rank.
     """
-    if diagnosis.cause.startswith("ProcessExitedException"):
-        return True  # `mp.spawn` tells that a rank has ended
+    if diagnosis.cause.startswith(("ProcessExitedException", "ChildFailedError")):
+        return True  # `mp.spawn`, or torchrun, tells that a rank has ended
     kind: object = getattr(builtins, diagnosis.cause.partition(":")[0], None)
     if isinstance(kind, type) and not issubclass(kind, RuntimeError | OSError):
         return False  # a call that waits raises no such thing

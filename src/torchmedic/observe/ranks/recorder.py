@@ -191,7 +191,7 @@ class Recorder:
             self.leaves("destroy_process_group()", sys._getframe(2))
 
     @contained("observe.ranks")
-    def leaves(self, how: str, frame: FrameType) -> None:
+    def leaves(self, how: str, frame: FrameType, *, has_failed: bool = False) -> None:
         """This rank leaves the job by itself: other ranks may still wait for it."""
         own = user_frame(frame)
         if own is None or self._path is None or self._has_left or self.paused:
@@ -200,7 +200,8 @@ class Recorder:
         line = StackFrame(file=own.f_code.co_filename, line=own.f_lineno, function=own.f_code.co_name)
         error = sys.exc_info()[1]
         handled = _told(error) if isinstance(error, Exception) else None
-        write_atomically(self._path / LEAVING, msgspec.json.encode(Leaving(how=how, frame=line, handled=handled)))
+        leaving = Leaving(how=how, frame=line, handled=handled, has_failed=has_failed)
+        write_atomically(self._path / LEAVING, msgspec.json.encode(leaving))
 
     @contained("observe.ranks")
     def _marks_of(self, module: Any) -> Marks:
