@@ -53,6 +53,14 @@ def _no_compiler(callback: Any) -> Any:
 step_aside: Callable[[Any], Any] = _no_compiler
 
 
+def is_below_compiled() -> bool:
+    """Whether torch.compile inspects the Python frames that run now."""
+    callback = step_aside(None)
+    if callback is not None:
+        step_aside(callback)
+    return callback is not None
+
+
 def _nothing() -> Any:
     return None
 

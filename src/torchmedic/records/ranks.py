@@ -145,7 +145,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     the last place in its black box before the first such exception of the job. `handles` is the exception that it
     handled when it made its last call. `logged` is the line that logged the value which its last call exchanges. `left`
     is where it left the job by itself. `dealt` is the line that takes batches of a DistributedSampler, which deals out
-    equally many to all ranks.
+    equally many to all ranks, `stream` the `__iter__` of an IterableDataset that its batches come from.
     """
 
     rank: int
@@ -163,6 +163,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     logged: StackFrame | None = None
     left: Leaving | None = None
     dealt: StackFrame | None = None
+    stream: StackFrame | None = None
 
 
 # extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.

@@ -98,6 +98,7 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
     fate, signal = _fate(run, folder, log.pid, box)
     if fate == "died" and not signal and log.pid in exited:
         fate = "ended"
+    facts = read_facts(folder)
     return RankState(
         rank=log.rank,
         fate=fate,
@@ -113,7 +114,8 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         handles=_handled(folder, log),
         logged=answer.logged if answer is not None else None,
         left=_left(folder),
-        dealt=_dealt(folder),
+        dealt=facts.loading if facts is not None and facts.sampler == "DistributedSampler" else None,
+        stream=facts.stream if facts is not None else None,
     )
 
 
@@ -148,11 +150,6 @@ def _left(folder: Path) -> Leaving | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return reading.decode(reading.read(folder / files.LEAVING), Leaving)
     return None
-
-
-def _dealt(folder: Path) -> StackFrame | None:
-    facts = read_facts(folder)
-    return facts.loading if facts is not None and facts.sampler == "DistributedSampler" else None
 
 
 def read_facts(folder: Path) -> RankFacts | None:

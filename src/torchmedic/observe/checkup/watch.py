@@ -128,7 +128,8 @@ class Checkup:
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
             return
-        if len(self._looks) > _MAX_SITES or not _is_plain_backward():
+        has_values = not any(isinstance(root, torch.Tensor) and root.is_meta for root in roots)
+        if not has_values or len(self._looks) > _MAX_SITES or not _is_plain_backward():
             return
         asking = gradient_call(frame)
         if asking is not None and (has_optimizers or asking.f_locals.get("create_graph")):

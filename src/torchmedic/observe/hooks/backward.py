@@ -12,13 +12,12 @@ from typing import Any
 
 import torch.autograd
 
-from torchmedic import contained as containment
-from torchmedic.contained import contained
+from torchmedic.contained import contained, is_below_compiled
 from torchmedic.observe.device.hidden_work import dispatch_modes, function_modes, is_profiling
 from torchmedic.observe.failures import exceptions
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.patches import compiler, is_traced, without_our_frame, wrap
+from torchmedic.observe.hooks.patches import compiler, is_traced, leave_to_python, without_our_frame, wrap
 from torchmedic.observe.numbers.finite_checks import are_plain, in_functorch
 from torchmedic.observe.numbers.func_losses import func_loss, set_aside
 from torchmedic.observe.step.clock import BACKWARD
@@ -37,7 +36,9 @@ class BackwardHooks:
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         step = self._step
         clock, finite, fast = step.clock, step.finite, step.fast
-        glance = finite.losses.glance
+        glance, hold = finite.losses.glances.look, finite.losses.hold
+        for each in (glance, is_below_compiled):
+            leave_to_python(each)
 
         @functools.wraps(original)
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -45,24 +46,28 @@ class BackwardHooks:
                 return original(*args, **kwargs)  # traced, not run
             if (thread := get_ident()) != step.thread:
                 step.trains_in(thread)
-            if len(args) > 3 and args[3] and step.leaks is not None and kwargs.get("accumulate_grad"):
-                step.leaks.cycles.made(sys._getframe(1))
-            collectives = step.collectives
-            if collectives is not None and collectives.reducing is not None and kwargs.get("accumulate_grad"):
-                collectives.backward_begins()
+            accumulates = kwargs.get("accumulate_grad")
+            if accumulates:
+                if len(args) > 3 and args[3] and step.leaks is not None:
+                    step.leaks.cycles.made(sys._getframe(1))
+                if (collectives := step.collectives) is not None and collectives.reducing is not None:
+                    collectives.backward_begins()
             roots = args[0] if args else kwargs.get("t_outputs", ())
             is_quick = False
-            if fast.on:
-                # What follows runs in nearly every step of a run of very short ones: no function of ours but `glance`.
-                if (callback := containment.step_aside(None)) is not None:
-                    containment.step_aside(callback)  # below a compiled function
-                elif not (
-                    step.backward_depth or in_functorch() or dispatch_modes() or function_modes() or is_profiling()
-                ):
-                    try:
-                        is_quick = glance(roots, clock.step, finite.steps)
-                    except Exception as error:
-                        step.numbers_failed(error, sys._getframe())
+            # What follows runs in nearly every step of a run of very short ones: no function of ours but `glance`, and
+            # few of torch's, which are not in the caches either. `backward()` cannot run inside of `torch.func`.
+            if fast.on and not (
+                step.backward_depth
+                or dispatch_modes()
+                or function_modes()
+                or is_profiling()
+                or (not accumulates and in_functorch())
+                or (fast.is_late and is_below_compiled())  # a late loss takes more functions
+            ):
+                try:
+                    is_quick = hold(roots, clock.step, finite.steps) if fast.is_late else glance(roots)
+                except Exception as error:
+                    step.numbers_failed(error, sys._getframe())
             if is_quick:
                 step.backward_depth = 1
             else:

@@ -11,12 +11,11 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
-from torchmedic import contained as containment
-from torchmedic.contained import contained, report_fault
+from torchmedic.contained import contained, is_below_compiled, report_fault
 from torchmedic.observe.device.hidden_work import dispatch_modes, function_modes, is_profiling
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.patches import NoticedResult, replace
+from torchmedic.observe.hooks.patches import NoticedResult, leave_to_python, replace
 from torchmedic.observe.step.clock import DATA
 from torchmedic.source.user_code import PACKAGE, is_user_file, user_frame
 
@@ -34,7 +33,7 @@ class DataHooks:
     def install(self) -> None:
         iterator = dataloader._BaseDataLoaderIter
         step = self._step
-        batches, fast = step.batches, step.fast
+        batches, fast, late = step.batches, step.fast, step.finite.losses.late
         drawn = contained("observe.batches", computes=False)(batches.index_drawn)
 
         # The fast paths do in one frame what `Batches` has methods for, and are contained by themselves.
@@ -54,23 +53,23 @@ class DataHooks:
 
         def requested(owner: Any) -> None:
             if fast.on and self._awaited is None:
-                if (callback := containment.step_aside(None)) is not None:
-                    containment.step_aside(callback)  # below a compiled function
-                else:
-                    try:
-                        if owner._num_yielded:  # else a pass over the data begins
-                            self._awaited = batches.requested(owner)
-                            return
-                    except Exception as error:
-                        self._quick_failed("observe.data", error)
+                try:
+                    if owner._num_yielded:  # else a pass over the data begins
+                        self._awaited = batches.requested(owner)
+                        return
+                except Exception as error:
+                    self._quick_failed("observe.data", error)
             fast.on = False
             self._requested(owner, sys._getframe(2))
 
         def arrived(owner: Any, batch: Any) -> Any:
-            if fast.on and not (dispatch_modes() or function_modes() or is_profiling()):
+            is_kept = late.are_usual  # which takes operations of torch
+            if fast.on and not (
+                is_kept and (dispatch_modes() or function_modes() or is_profiling() or is_below_compiled())
+            ):
                 self._awaited = None
                 try:
-                    batches.came(owner, batch, is_kept=step.finite.losses.late.are_usual)
+                    batches.came(owner, batch, is_kept=is_kept)
                 except Exception as error:
                     self._quick_failed("observe.data", error)
             elif step.is_sampled_out and step.ranks is None:
@@ -79,6 +78,8 @@ class DataHooks:
                 self._arrived(owner, batch, sys._getframe(1))
             return batch
 
+        for each in (index_drawn, requested, arrived, batches.requested, batches.came, NoticedResult.__get__):
+            leave_to_python(each)
         replace(iterator, "__next__", NoticedResult(iterator.__next__, requested, arrived))
         replace(iterator, "_next_index", NoticedResult(iterator._next_index, None, index_drawn))
 

@@ -10,12 +10,11 @@ from typing import Any
 from torch._C._autograd import _get_sequence_nr as get_sequence_number
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from torchmedic import contained as containment
-from torchmedic.contained import contained
+from torchmedic.contained import contained, is_below_compiled
 from torchmedic.observe.device.hidden_work import dispatch_modes, function_modes, is_profiling
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.hooks.forward import ForwardHooks
-from torchmedic.observe.hooks.patches import compiler, is_traced, without_our_frame, wrap
+from torchmedic.observe.hooks.patches import compiler, is_traced, leave_to_python, without_our_frame, wrap
 from torchmedic.observe.numbers.finite_checks import in_functorch, is_fine
 from torchmedic.observe.step.clock import OPTIMIZER
 from torchmedic.source.lookup.optimizers import construction
@@ -102,6 +101,7 @@ class OptimizerHooks:
     def _on_begin(self) -> Callable[[Any, Any, Any], None]:
         step, fast, note = self._step, self._fast, self._note_begin
         clock, finite, late = step.clock, step.finite, step.finite.losses.late
+        leave_to_python(is_fine)
 
         def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
             if is_traced() or compiler._is_compiling_flag:
@@ -109,16 +109,16 @@ class OptimizerHooks:
             if fast.on:
                 if clock.step >= fast.until or id(optimizer) != fast.optimizer or kwargs or len(args) > 1:
                     pass  # somebody waits for this step, or it has a closure
-                elif late.held:  # nothing can be known now, and nothing is asked
+                elif fast.is_late and late.held:  # nothing can be known now, and nothing is asked
                     finite.steps += 1
                     fast.has_begun = True
                     return
-                elif (callback := containment.step_aside(None)) is not None:
-                    containment.step_aside(callback)  # below a compiled function
                 elif not function_modes():
                     try:
                         plain = fast.witness.plain is not None  # read without an operation, which nobody can see
-                        computes = not (plain or in_functorch() or dispatch_modes() or is_profiling())
+                        computes = not (
+                            plain or in_functorch() or dispatch_modes() or is_profiling() or is_below_compiled()
+                        )
                         if is_fine(optimizer, fast.witness, computes=computes):
                             finite.steps += 1
                             fast.has_begun = True
@@ -128,6 +128,7 @@ class OptimizerHooks:
                 fast.on = False
             note(optimizer, args, kwargs)
 
+        leave_to_python(begins)
         return begins
 
     def _on_end(self) -> Callable[[Any, Any, Any], None]:
@@ -143,6 +144,7 @@ class OptimizerHooks:
             else:
                 note(optimizer, stepped=True)
 
+        leave_to_python(ends)
         return ends
 
     @contained("observe.optimizer")

@@ -37,9 +37,14 @@ def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[
     original = getattr(owner, name)
     patch = around(original)
     _made.append((owner, name, original))
-    if patch.__code__ not in entries:
-        entries.append(patch.__code__)
+    leave_to_python(patch)
     setattr(owner, name, patch)
+
+
+def leave_to_python(function: Callable[..., Any]) -> None:
+    """Have a function of ours never compiled by itself; those that it calls may be."""
+    if function.__code__ not in entries:
+        entries.append(function.__code__)
 
 
 def replace(owner: type, name: str, descriptor: Any) -> None:
