@@ -1,9 +1,8 @@
 """What an update changes is undone before the next update, so the weights never get anywhere.
 
 What: between two updates, a line sets the weights to other values: to new random values, or to an average in which the
-last update counts next to nothing. Or a target network is copied into the trained model, and not the
-other way round. Or weight decay takes so much of each weight in every
-update that nothing is left of an update after a few others.
+last update counts next to nothing. Or a target network is copied into the trained model, and not the other way round.
+Or weight decay takes so much of each weight in every update that nothing is left of an update after a few others.
 
 Why: the weights are initialised in the function that trains one batch. The averaged weights of an evaluation are copied
 into the model and not replaced by its own afterwards, or the average is written to the model instead of the copy that
