@@ -263,6 +263,8 @@ class EventWriter(Habits):
             self.unmatched = [each for each in self.unmatched if each.state != id(state)]
         if self.steps and is_user_file(frame.f_code.co_filename):
             self.own_states += own_states(state, module, self._where(frame)[1])
+            owners = list(self.optimizers.values())
+            self.set_backs.loading(state, module, number, self._where(frame)[1], owners, self.steps)
 
     @contained("observe.habits")
     def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:
