@@ -60,7 +60,7 @@ class Clock:
             "data": ((hooks._data, "_requested"), (hooks._data, "_arrived"), (hooks._data, "_arrived_sampled_out")),
             "notes of a step": ((agent.notes, "step_begins"), (agent.notes, "forward_begins")),
             "check-up": ((step, "check_up"),),
-            "losses": ((finite, "backward_begins"), (finite.losses, "glance")),
+            "losses": ((finite, "backward_begins"), (finite.losses, "hold")),
             "checks: finite": ((finite._checks, "any_bad_gradient"), (finite._checks, "any_bad_weight")),
             "checks: memory of steps": ((finite.memory, "record"), (finite.memory, "_take")),
             "checks: leaks": ((agent.leaks, "look"),),

@@ -53,12 +53,15 @@ def _no_compiler(callback: Any) -> Any:
 step_aside: Callable[[Any], Any] = _no_compiler
 
 
+_below_compiled = 0  # hooks that run now, and have stepped aside for torch.compile
+
+
 def is_below_compiled() -> bool:
-    """Whether torch.compile inspects the Python frames that run now."""
+    """Whether torch.compile inspects the Python frames that run now, or would if a hook had not stepped aside."""
     callback = step_aside(None)
     if callback is not None:
         step_aside(callback)
-    return callback is not None
+    return callback is not None or _below_compiled > 0
 
 
 def _nothing() -> Any:
@@ -177,6 +180,7 @@ def contained(where: str, *, computes: bool = True) -> Callable[[Callable[P, R]]
     def decorate(hook: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(hook)
         def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            global _below_compiled
             if where in _broken:
                 return None
             compiler = step_aside(None)
@@ -191,6 +195,7 @@ def contained(where: str, *, computes: bool = True) -> Callable[[Callable[P, R]]
                 except BaseException as error:
                     report_fault(where, error)
                     return None
+            _below_compiled += compiler is not None
             try:
                 if where == _injected:
                     raise RuntimeError("injected fault")
@@ -206,6 +211,7 @@ def contained(where: str, *, computes: bool = True) -> Callable[[Callable[P, R]]
                 if shown is not None:
                     shown()
                 if compiler is not None:
+                    _below_compiled -= 1
                     step_aside(compiler)
 
         return safe

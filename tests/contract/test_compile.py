@@ -80,6 +80,20 @@ show("a whole step")
 
 
 @torch.compile(backend="eager")
+def step_that_clears_first(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+for step in range(4):
+    step_that_clears_first(batch())
+show("a whole step that clears gradients first")
+
+
+@torch.compile(backend="eager")
 def gradients(x):
     return torch.autograd.grad(model(x).sum(), list(model.parameters()))
 

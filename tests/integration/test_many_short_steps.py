@@ -182,7 +182,7 @@ def test_fast_steps_are_accounted_for(tmp_path: Path) -> None:
 
 
 def test_a_fault_in_a_fast_step_is_contained(tmp_path: Path) -> None:
-    spoil = "agent.finite.losses.trends = None if step == 500 else agent.finite.losses.trends"
+    spoil = "agent.finite.losses.glances._floor = None if step == 500 else agent.finite.losses.glances._floor"
     finished = run_script(tmp_path, STRETCHES.replace("SPOIL", spoil))
 
     fast, _, steps, *_ = json.loads(finished.stdout)

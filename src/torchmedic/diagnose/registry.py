@@ -295,6 +295,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.state_not_copied",
     "loop.random_numbers_repeat",
     "loop.one_layer_for_several",
+    "loop.gradients_of_another_loss",
     "loop.pictures_cut_apart",
     "loop.optimizer_made_anew",
     "loop.dropout_in_evaluation",

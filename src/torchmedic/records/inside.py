@@ -100,8 +100,8 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
 class EndedThread(msgspec.Struct, frozen=True, kw_only=True):
     """A thread that has ended: the function that it ran, the line that started it, and the times, in Unix seconds.
 
-    So is a task of a pool that has raised an exception. `error` is the exception that ended the function, and
-    `error_line` the line of the user's that raised it.
+    So is a task of a pool, or of asyncio (`awaitable`), that has raised an exception. `error` is the exception that
+    ended the function, and `error_line` the line of the user's that raised it.
     """
 
     name: str
@@ -115,6 +115,7 @@ class EndedThread(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     error_file: str = ""
     error_line: int = 0
+    awaitable: bool = False
 
 
 class LoaderView(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from torchmedic.detect.loop import (
     batchless,
     built_anew,
+    by_products,
     clips,
     data,
     device_time,
@@ -61,6 +62,7 @@ _FINDERS = (
     repeated_numbers.find,
     repeated_layers.find,
     pictures.find,
+    by_products.find,
 )
 
 

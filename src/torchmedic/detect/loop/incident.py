@@ -64,6 +64,16 @@ class ClipBeforeUnscale(LoopIncident, frozen=True, kw_only=True):
     bound: float
 
 
+class GradientsOfAnotherLoss(LoopIncident, frozen=True, kw_only=True):
+    """The backward of a loss that `other` minimises leaves gradients, and the one of `own` adds to them."""
+
+    cleared: Place | None  # where the gradients are cleared, too early
+    other: Place
+    own: Place
+    update: Place
+    updates: int
+
+
 class LossNotDivided(LoopIncident, frozen=True, kw_only=True):
     """`size` calls of backward per update."""
 
@@ -124,11 +134,15 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
 
 
 class UpdatesUndone(LoopIncident, frozen=True, kw_only=True):
-    """`kept` is the share of an update that is left at the next one; `decay` is 0 where a line undoes the update."""
+    """`kept` is the share of an update that is left at the next one; `decay` is 0 where a line undoes the update.
+
+    `set_back` says how often the weights of another module were loaded that never changed in between.
+    """
 
     update: Place
     updates: int
     kept: float
+    set_back: int = 0
     is_new: bool = False
     decay: float = 0.0
     rate: float = 0.0

@@ -36,7 +36,7 @@ class BackwardHooks:
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         step = self._step
         clock, finite, fast = step.clock, step.finite, step.fast
-        glance, late = finite.losses.glance, finite.losses.late
+        glance, hold = finite.losses.glances.look, finite.losses.hold
         for each in (glance, is_below_compiled):
             leave_to_python(each)
 
@@ -62,10 +62,10 @@ class BackwardHooks:
                 or function_modes()
                 or is_profiling()
                 or (not accumulates and in_functorch())
-                or (late.place is not None and is_below_compiled())  # a late loss takes more functions
+                or (fast.is_late and is_below_compiled())  # a late loss takes more functions
             ):
                 try:
-                    is_quick = glance(roots, clock.step, finite.steps)
+                    is_quick = hold(roots, clock.step, finite.steps) if fast.is_late else glance(roots)
                 except Exception as error:
                     step.numbers_failed(error, sys._getframe())
             if is_quick:

@@ -24,12 +24,24 @@ _NO_WITNESS = Witness(0, False)
 class FastSteps:
     """The stretch under way, if there is one. The hooks read `on`; any thread may set it to False."""
 
-    __slots__ = ("_backwards", "_first", "_not_before", "_step", "has_begun", "on", "optimizer", "until", "witness")
+    __slots__ = (
+        "_backwards",
+        "_first",
+        "_not_before",
+        "_step",
+        "has_begun",
+        "is_late",
+        "on",
+        "optimizer",
+        "until",
+        "witness",
+    )
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self.on = False
         self.has_begun = False  # an update, since a scaler was asked for one
+        self.is_late = False  # losses are read late
         self.until = 0  # the first step that is not fast
         self.optimizer = 0  # the identity of the only optimizer
         self.witness = _NO_WITNESS  # of that optimizer
@@ -61,6 +73,7 @@ class FastSteps:
         if self.until <= clock.step:
             return  # the next step is the one that somebody waits for
         self._first, self._backwards = clock.step, finite.losses.backwards
+        self.is_late = finite.losses.late.place is not None
         finite.begin_fast_steps()
         self.on = True
 
@@ -72,14 +85,16 @@ class FastSteps:
             return
         count = self._step.clock.step - first
         self._not_before = self._step.clock.step + (0 if count else _REST_AFTER_NOTHING)
-        if count:
-            self._account(first, count)
+        self._account(first, count)
 
     @contained("observe.fast_steps", computes=False)
     def _account(self, first: int, count: int) -> None:
         """Tell of some steps what the hooks tell of every other step one by one."""
         step = self._step
         clock, finite = step.clock, step.finite
+        finite.losses.end_stretch()
+        if not count:
+            return
         clock.steps_passed(count)
         finite.steps_passed(count)
         if step.ranks is not None:

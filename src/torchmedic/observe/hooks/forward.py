@@ -13,7 +13,7 @@ import torch
 from torch._guards import TracingContext
 from torch.nn.modules import module as nn_module
 
-from torchmedic.contained import contained
+from torchmedic.contained import contained, is_below_compiled
 from torchmedic.observe.hooks import patches
 from torchmedic.observe.hooks.current_step import Step
 from torchmedic.observe.step.clock import FORWARD
@@ -69,7 +69,8 @@ class ForwardHooks:
         """Notice the next call of a module. Asked every step.
 
         Not while the compiler traces: its own backward pass ends too, and code that is specialised on the dict of
-        `_AskedHooks` would be compiled again in every step.
+        `_AskedHooks` would be compiled again in every step. Below compiled code the rest of the step may be compiled
+        next, and the compiler fails if the dict changes meanwhile: there only the next entry into compiled code counts.
         """
         if TracingContext.try_get() is not None:
             return
@@ -78,7 +79,8 @@ class ForwardHooks:
         else:
             self._stance[0]._callback_from_stance = self._stance[2]
         self._is_expected = True
-        nn_module._global_forward_pre_hooks = self._asking
+        if not is_below_compiled():
+            nn_module._global_forward_pre_hooks = self._asking
 
     def forget(self) -> None:
         self._is_expected = False

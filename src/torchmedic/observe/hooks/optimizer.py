@@ -109,7 +109,7 @@ class OptimizerHooks:
             if fast.on:
                 if clock.step >= fast.until or id(optimizer) != fast.optimizer or kwargs or len(args) > 1:
                     pass  # somebody waits for this step, or it has a closure
-                elif late.held:  # nothing can be known now, and nothing is asked
+                elif fast.is_late and late.held:  # nothing can be known now, and nothing is asked
                     finite.steps += 1
                     fast.has_begun = True
                     return

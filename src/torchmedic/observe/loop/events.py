@@ -7,6 +7,7 @@ They stay on the device until somebody asks.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torchmedic.observe.loop.overwrites import Overwrites
 from torchmedic.observe.loop.picture_looks import CutPictures
 from torchmedic.observe.loop.witness import State, Witness, witness_of
 from torchmedic.observe.step.tensors import parameters_of
+from torchmedic.source.objects.graph import walk
 from torchmedic.source.spots import Place
 
 _MAX_CYCLES = 3
@@ -99,12 +101,25 @@ class Fetched(NamedTuple):
 
 
 class BackwardFact(NamedTuple):
-    """A call of backward: whether a step called it (a closure), norms of the witnesses before it, by optimizer."""
+    """A call of backward: whether a step called it (a closure), norms of the witnesses before it, by optimizer.
+
+    `nearest` is the number of the optimizer whose weights are the nearest to the loss; 0 where nobody has looked.
+    """
 
     inside_step: bool
     norms: dict[int, float | None]
     is_mean: bool  # the loss is a mean that nothing was done to afterwards
     targets: frozenset[int] = frozenset()  # of the loss, where the labels of the batch are asked for
+    nearest: int = 0
+
+
+def nearest_owner(roots: Iterable[Any], optimizers: Iterable[Watched]) -> int:
+    """The number of the optimizer that has the weights which are the nearest to a loss; 0 where it has no choice."""
+    owners = {id(tensor): watched.number for watched in optimizers for tensor in watched.parameters}
+    if len(set(owners.values())) < 2:
+        return 0
+    nodes = walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), nearest_first=True)
+    return next((owner for node in nodes if (owner := owners.get(id(getattr(node, "variable", None))))), 0)
 
 
 class StepFact(NamedTuple):

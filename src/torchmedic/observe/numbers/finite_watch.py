@@ -237,6 +237,7 @@ class FiniteWatch:
         self.wants_weights = False
         self.gradient_norm = None
         self.skipped = 0
+        self.losses.begin_stretch()
 
     def steps_passed(self, count: int) -> None:
         """Updates are over before which `is_fine` was asked, and nothing else."""

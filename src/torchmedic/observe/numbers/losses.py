@@ -42,6 +42,40 @@ class LossTrends(dict[Any, deque[float]]):
         known.extend(losses)
 
 
+class Glances:
+    """Reads the loss of nearly every backward call of short steps, and touches no object but itself and the loss."""
+
+    __slots__ = ("_alarm", "_ceiling", "_floor", "count", "trend")
+
+    def __init__(self, alarm: Callable[[], None]) -> None:
+        self._alarm = alarm  # is called where a loss is worth a closer look
+        self.begin(inf, None)
+
+    def begin(self, ceiling: float, trend: deque[float] | None) -> None:
+        self._floor, self._ceiling = -ceiling, ceiling
+        self.trend = trend  # takes the losses; None: there is nothing to be read at once
+        self.count = 0  # of the losses that were read
+
+    def look(self, roots: Sequence[torch.Tensor]) -> bool:
+        """Whether the only loss is an ordinary one; False also where that has to be found out in another way."""
+        trend = self.trend
+        if trend is None or len(roots) != 1:
+            return False
+        root = roots[0]
+        if type(root) is not _Tensor or not root.is_cpu:
+            return False
+        try:
+            loss = root.item()
+        except RuntimeError:  # more than one element
+            return False
+        if type(loss) is float and self._floor < loss < self._ceiling:
+            trend.append(loss)
+            self.count += 1
+            return True
+        self._alarm()
+        return False
+
+
 class Losses:
     """Notes every loss; `FiniteWatch` calls it."""
 
@@ -57,6 +91,7 @@ class Losses:
         self._memory = memory  # keeps backward calls whose loss is read at once
         self.call: KeptBackward | None = None  # the last backward that was noted in full
         self.trends = LossTrends()
+        self.glances = Glances(self._alarmed)
         self.last: list[float] = []  # of the last backward
         self.key: Any = None  # of the call of backward that was last noted in full
         self.late = LateLosses(kept_backwards)
@@ -80,6 +115,10 @@ class Losses:
             self.are_scaled_late = True
         elif outputs.numel() == 1:
             self._unscaled = (weakref.ref(result), float(outputs.detach().item()))
+            self.end_stretch()
+
+    def _alarmed(self) -> None:
+        self.alarm = _NOTED_AFTER_ALARM
 
     @property
     def is_scaled(self) -> bool:
@@ -159,33 +198,31 @@ class Losses:
         loss = self.last[-1] if self.last else 0.0
         return -self.ceiling < loss < self.ceiling and not self._is_look
 
-    def glance(self, roots: Sequence[torch.Tensor], step: int, update: int) -> bool:
-        """Fast path of `begin_sampled_out`, taken by most backward calls of short steps; False: take the full path."""
+    def hold(self, roots: Sequence[torch.Tensor], step: int, update: int) -> bool:
+        """Fast path of `begin_sampled_out` on a late device; False: take the full path."""
         if len(roots) != 1 or self._unscaled is not None:
             return False
         root = roots[0]
         if type(root) is not _Tensor:
             return False
-        late = self.late
-        if late.place is not None and (root.get_device(), root.dtype) == late.place:
-            if root.numel() != 1:
-                return False
-            late.hold(root, step, update)
-        elif not root.is_cpu or "cpu" in async_devices.devices:
+        if (root.get_device(), root.dtype) != self.late.place or root.numel() != 1:
             return False
-        else:
-            try:
-                loss = root.item()
-            except RuntimeError:  # more than one element
-                return False
-            trend = self.trends.get(self.key)
-            if trend is None or type(loss) is not float or not -self.ceiling < loss < self.ceiling:
-                self.alarm = _NOTED_AFTER_ALARM
-                return False
-            self.last = [loss]
-            trend.append(loss)
+        self.late.hold(root, step, update)
         self.backwards += 1
         return True
+
+    def begin_stretch(self) -> None:
+        """Only `glances`, or `hold` on a late device, are asked from now on."""
+        is_read = self._unscaled is None and "cpu" not in async_devices.devices
+        self.glances.begin(self.ceiling, self.trends.get(self.key) if is_read else None)
+
+    def end_stretch(self) -> None:
+        """Account for the losses that were glanced at."""
+        glances = self.glances
+        if glances.count and glances.trend:
+            self.backwards += glances.count
+            self.last = [glances.trend[-1]]
+        glances.begin(inf, None)
 
     def _look(self, root: torch.Tensor, size: int, given: torch.Tensor) -> None:
         if size != 1:

@@ -19,7 +19,7 @@ from torchmedic.source.objects.weak_table import WeakTable
 _new_tuple: Any = tuple.__new__  # the constructor of a named tuple takes five times as long
 _weak_reference = weakref.ref
 _MAX_FLAT = 16  # tensors of a batch that is taken as it is
-_ONLY_TENSORS = {torch.Tensor}
+_Tensor = torch.Tensor
 
 
 class _Pass:
@@ -143,10 +143,15 @@ class Batches:
             current.taken += 1
             self._source = current.iterator
         self.number += 1
-        kind = type(batch)
-        is_flat = (kind is list or kind is tuple) and len(batch) <= _MAX_FLAT and set(map(type, batch)) == _ONLY_TENSORS
+        kind, weak = type(batch), []
+        if (kind is list or kind is tuple) and len(batch) <= _MAX_FLAT:
+            for each in batch:
+                if type(each) is not _Tensor:
+                    break
+                weak.append(_weak_reference(each))
+        is_flat = bool(weak) and len(weak) == len(batch)
         tensors = batch if is_flat else tensors_in(batch)
-        self._weak = weak = list(map(_weak_reference, tensors))
+        self._weak = weak = weak if is_flat else list(map(_weak_reference, tensors))
         self.kept = KeptBatch(batch, tensors, weak if is_flat else None) if is_kept else None
 
     @property

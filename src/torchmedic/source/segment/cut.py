@@ -114,7 +114,7 @@ def cut(
         statements = _go_on(statements, block, line)
     if not statements:
         raise CannotCut("no statement stands before the failing one")
-    kept = needed(statements, _tensor_names(frame))
+    kept = _needed(statements, frame)
     prepared: Block = []
     for statement in kept:
         result = Standalone(frame).visit(copy.deepcopy(statement))
@@ -232,14 +232,37 @@ def _tensor_names(frame: FrameType) -> set[str]:
     return {name for name, value in frame.f_locals.items() if hasattr(type(value), "grad_fn")}
 
 
-def needed(statements: Block, tensors: set[str]) -> Block:
+def _needed(statements: Block, frame: FrameType) -> Block:
     """Leave out what only keeps books: an expression statement whose call is known to do no more than that."""
-    last = len(statements) - 1
+    last, tensors = len(statements) - 1, _tensor_names(frame)
     return [
         statement
         for position, statement in enumerate(statements)
-        if position == last or not _is_bookkeeping(statement, statements[position + 1 :], tensors)
+        if position == last
+        or not _is_bookkeeping(statement, statements[position + 1 :], tensors)
+        or _updates_copy(statement, frame)
     ]
+
+
+def _updates_copy(statement: ast.stmt, frame: FrameType) -> bool:
+    """Whether a call of `update` is given a model, as in `ema.update(model)`: it is no counter and no progress bar."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="update"), args=args)):
+            return any(hasattr(type(_value(given, frame)), "named_parameters") for given in args)
+    return False
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """The value of a name or an attribute, or that on which a method is called; nothing of the user's is run."""
+    match node:
+        case ast.Name(id=name):
+            return frame.f_locals.get(name, frame.f_globals.get(name))
+        case ast.Attribute(value=owner, attr=name):
+            held = vars(found) if hasattr(found := _value(owner, frame), "__dict__") else {}
+            return held.get(name, held.get("_modules", {}).get(name))
+        case ast.Call(func=ast.Attribute(value=owner)):
+            return _value(owner, frame)
+    return None
 
 
 def _is_bookkeeping(statement: ast.stmt, rest: Block, tensors: set[str]) -> bool:

@@ -79,7 +79,8 @@ def _called_back(evidence: RaisedEvidence, frame: Frame) -> FunctionType | None:
         method = inspect.getattr_static(type(value), named[1].rpartition(".")[2], None) if named is not None else None
         for each in (value, getattr(value, "__func__", None), getattr(method, "__func__", method)):
             if isinstance(each, FunctionType) and named is not None and each.__qualname__ == named[1]:
-                return each if is_user_file(each.__code__.co_filename) and each.__name__ != "forward" else None
+                is_own = is_user_file(each.__code__.co_filename)
+                return each if is_own and each.__name__ not in ("forward", "<lambda>") else None
     return None
 
 
