@@ -50,7 +50,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     them, `sampler` what drew them, `loading` the line that asked for them, `stream` the beginning of the `__iter__` of
     an IterableDataset that they come from. `same_order` is how many passes over the
     data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`;
-    those in `added` came into the model after it was wrapped. `thawed` is trained, and was frozen then. `calling` is
+    those in `added` came into the model after it was wrapped. `thawed` is trained, and was frozen then; `written` is
+    frozen, and its values have changed. `calling` is
     the line that called a model before the first update, `updating` that of the update, `scheduling` that of the first
     step of a scheduler. `wrapper` is "DistributedDataParallel" if such a module was made at `wrapped_at`, `forwards` is
     1 once it was called for training, `is_apart` is that the ranks may differ on purpose: a hook of the user exchanges
@@ -76,6 +77,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     thawed: str = ""
+    written: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
     weights: tuple[WeightSample, ...] = ()
     calling: StackFrame | None = None

@@ -133,6 +133,18 @@ def calls_below(file: str, line: int, wanted: Callable[[str], bool]) -> list[int
     return sorted(found)
 
 
+def calls_on(file: str, name: str, wanted: Callable[[str], bool]) -> list[int]:
+    """The lines that call a wanted method of an attribute of this name, or of its `data`, outside of `__init__`."""
+    found = set()
+    for call in calls_in(syntax_tree(file)):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) and wanted(call.func.attr) else None
+        owner = owner.value if isinstance(owner, ast.Attribute) and owner.attr == "data" else owner
+        function = nodes_around(file, call.lineno)[0]
+        if isinstance(owner, ast.Attribute) and owner.attr == name and getattr(function, "name", "") != "__init__":
+            found.add(call.lineno)
+    return sorted(found)
+
+
 def reads_attribute(file: str, line: int, name: str) -> bool:
     """Whether a line reads an attribute of this name."""
     return any(

@@ -29,6 +29,7 @@ Why = Literal[
     "idle",
     "added",
     "thawed",
+    "written",
     "start",
     "changed",
     "rewritten",
@@ -97,7 +98,9 @@ def _of_first_model(job: JobFacts) -> Drift | None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
     called = _unwrapped(first) if why == "unused-wrapper" else None
-    line = called or (first.wrapped_at if why in ("unused-wrapper", "added", "thawed", "rewritten") else first.updating)
+    line = called or (
+        first.wrapped_at if why in ("unused-wrapper", "added", "thawed", "written", "rewritten") else first.updating
+    )
     if why == "no-sync":
         line = _context(first.unsynced, "no_sync") or first.unsynced[0]
     if why == "one-rank":
@@ -146,6 +149,8 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
             return "added"
         if all(facts[0].names[index] == each.thawed for each in facts):
             return "thawed"
+        if all(facts[0].names[index] == each.written for each in facts):
+            return "written"
         if len({_sample(each, updates).exchanges for each in facts}) > 1:
             return "skipped"
         if not starts_equal and all(each.weights[0].updates == 0 for each in facts if each.weights):

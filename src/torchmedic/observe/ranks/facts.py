@@ -269,12 +269,12 @@ class FactsOfRank:
         return {id(each): name for name, each in parameters if id(each) not in self._names and name not in ignored}
 
     def _sample(self, updates: int, *, at_end: bool = False) -> None:
-        thawed = self._frozen.thawed() if self._weights and not self._facts.thawed else None
-        if thawed is not None:
-            name, weight = thawed
+        changed = self._frozen.changed() if self._weights and not self._facts.thawed else None
+        if changed is not None:
+            name, weight, how = changed
             self._weights[-1] = weakref.ref(weight)
             names, shapes = (*self._facts.names[:-1], name), (*self._facts.shapes[:-1], tuple(weight.shape))
-            self._change(thawed=name, names=names, shapes=shapes)
+            self._change(**{how: name}, names=names, shapes=shapes)
         weights = [tensor for reference in self._weights if (tensor := reference()) is not None]
         if not weights or len(weights) < len(self._weights) or len(self._facts.weights) >= _MAX_SAMPLES:
             return

@@ -30,7 +30,7 @@ from torchmedic.records import Role, StackFrame
 from torchmedic.records.rank_facts import JobFacts
 from torchmedic.source.branches import branches_around, calls_by_rank, exits_before
 from torchmedic.source.imports import files_behind
-from torchmedic.source.line_relations import calls_below, lines_that_prepare, lines_that_set, trained_models
+from torchmedic.source.line_relations import calls_below, calls_on, lines_that_prepare, lines_that_set, trained_models
 from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
 
 _WRITES = re.compile(r"[a-z]\w*[a-z]_")  # a method that writes in place: `copy_`
@@ -38,6 +38,7 @@ _DRAWN = [f"{rule}{each}_" for rule in ("", "xavier_", "kaiming_") for each in (
 _SETS_ALL = frozenset({"load_state_dict", "reset_parameters", "copy_", "trunc_normal_", "orthogonal_", *_DRAWN})
 _CHANGES = {
     "changed": "only some ranks change weights here",
+    "written": "each rank writes values of its own here",
     "rewritten": "weights are written again here, and each rank may write others",
     "start": "each rank has weights of its own from here on",
     "skipped": "each rank decides by itself here",
@@ -51,6 +52,7 @@ _CAUSES = {
     "idle": "every rank has a copy of the model, and averaged gradients change only the copies that are updated",
     "added": "it came into the model after DistributedDataParallel was made, which averages only what it knew then",
     "thawed": "it was frozen when DistributedDataParallel was made, which averages only what required a gradient then",
+    "written": "it is frozen, so no gradient of it is exchanged, and each rank writes values of its own into it",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "DistributedDataParallel made them equal at first, and gives all ranks the same gradients",
     "rewritten": "DistributedDataParallel made them equal when it was made, and they differed before the first update",
@@ -67,6 +69,7 @@ _CURES = {
     "idle": "call `optimizer.step()` on all ranks",
     "added": "add the layer before the model is wrapped in DistributedDataParallel",
     "thawed": "unfreeze the layer before the model is wrapped, or wrap it anew in DistributedDataParallel afterwards",
+    "written": "`all_reduce` what the new values are computed from, or broadcast the values of one rank",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
     "rewritten": "write or load weights before the model is wrapped: that gives all ranks those of rank 0",
@@ -77,7 +80,7 @@ _CURES = {
     "one-rank": "use `all_reduce` in place of `reduce`: every rank needs the sum",
     "no-exchange": "wrap the model in DistributedDataParallel, or let the library prepare the model too",
 }
-_NOT_CERTAIN = ("no-exchange", "left-out", "left-out-model", "added")
+_NOT_CERTAIN = ("no-exchange", "left-out", "left-out-model", "added", "written")
 
 
 @rule("TM714", "weights-drift-apart")
@@ -145,6 +148,11 @@ def _changing(drift: Drift) -> int | None:
             return loads[0]
         models = trained_models(drift.line.file)
         return models[0] if len(models) == 1 else None
+    if drift.why == "written" and drift.line is not None:
+        lines = calls_on(
+            drift.line.file, drift.name.rpartition(".")[2], lambda name: _WRITES.fullmatch(name) is not None
+        )
+        return lines[0] if len(lines) == 1 else None
     if drift.why not in ("changed", "rewritten") or drift.line is None:
         return None
     lines = calls_by_rank(
@@ -184,6 +192,8 @@ def _constant(node: ast.expr | None) -> object:
 
 
 def _label(drift: Drift) -> str:
+    if drift.why == "written":
+        return "frozen parameters are made equal when the model is wrapped here, and not again"
     if drift.why == "rewritten":
         return "all ranks had the same weights when the model was wrapped here"
     if drift.why == "unused-wrapper":
