@@ -21,13 +21,14 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.branches import loops_around
+from torchmedic.source.live_frames import Frame, frames_of
 from torchmedic.source.lookup.failing_call import raising_call
 
 
 @rule("TM823", "iterator-used-up")
 def check(evidence: RaisedEvidence) -> Draft | None:
-    frame = evidence.user_frame
-    call = raising_call(frame) if frame is not None and evidence.kind == "StopIteration" else None
+    frame = _asking(evidence)
+    call = raising_call(frame) if frame is not None else None
     if frame is None or call is None or call.op != "next" or len(call.arguments) != 1:
         return None
     name, iterator = call.arguments[0].text, call.arguments[0].value
@@ -38,7 +39,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"`next({name})` asks for more than the iterator has" + (f": {number} batches" if number else "")
     draft.cause = "an iterator gives each item once, and raises StopIteration when it has none left"
-    draft.at(*evidence.at_user_line("cause", "no batch is left" if is_loader else "nothing is left"))
+    draft.at(frame.location("cause", "no batch is left" if is_loader else "nothing is left"))
+    if evidence.kind == "RuntimeError":
+        draft.because("Python makes a RuntimeError of a StopIteration that leaves a generator")
+        draft.at(*evidence.at_user_line("surfaced", "the generator is asked here"))
     loop = next(iter(loops_around(frame.file, frame.line)), None)
     if loop is not None:
         draft.at(line_location("origin", frame.file, loop.line, "this loop goes on for longer"))
@@ -46,3 +50,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     return draft.help(
         "or go round as often as there are batches: `len(loader)`, the smallest one of all ranks in a job"
     )
+
+
+def _asking(evidence: RaisedEvidence) -> Frame | None:
+    """The user's innermost frame that got StopIteration; a generator hands it on as the cause of a RuntimeError."""
+    if evidence.kind == "StopIteration":
+        return evidence.user_frame
+    cause = evidence.error.__cause__
+    if evidence.kind != "RuntimeError" or type(cause) is not StopIteration:
+        return None
+    return next((frame for frame in reversed(frames_of(cause.__traceback__)) if frame.is_user), None)
