@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import pkgutil
+import random
 import select
 import signal
 import socket
@@ -175,6 +176,7 @@ def _import_everything() -> None:
     """Read and compile once what every script needs. A walk over the variables of a stack meets none of it."""
     gc.disable()  # to collect during imports takes a sixth of their time
     import msgspec
+    import numpy
     import torch
 
     import torchmedic
@@ -201,6 +203,10 @@ def _import_everything() -> None:
             is_user_file(file)  # remembered, as is the verdict in a user's process
     verdicts[__file__] = False  # the frames below a script are not the user's
     torch.set_num_threads(1)
+    # All scripts begin with the state of this process, and a script that sets no seed has the same numbers in each run.
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # torch takes its 170 operator libraries apart again, in every process that ends
     gc.collect()

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_jobs import free_port
-from running import clean_environment, run_script
+from rank_jobs import free_port, run_job
+from running import clean_environment, marked_line, run_script
 
 from torchmedic.runfolder import files
 
@@ -112,6 +112,32 @@ def test_a_fault_in_the_facts_of_a_rank_is_contained(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "well", outside=False, TORCHMEDIC_INJECT_FAULT="observe.rank_facts")
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["0", "1", "done", "done"])
     assert done.stderr.count("torchmedic: a fault of its own") == 2, done.stderr  # once per rank
+
+
+EXIT = """
+import sys, time
+import torch
+import torch.distributed as dist
+
+
+def check():
+    if dist.get_rank() == 1:
+        sys.exit("no data")  # <- cause
+    time.sleep(20)  # until the launcher ends this rank
+    sys.exit(0)
+
+
+dist.init_process_group("gloo")
+check()
+"""
+
+
+def test_an_exit_of_one_rank_before_any_collective(tmp_path: Path) -> None:
+    """The launcher ends the other rank, and only tells that a process has failed."""
+    found = run_job(tmp_path, EXIT, 2, outside=True).only
+    place = found.cause_location
+    assert place is not None
+    assert (found.code, found.rank, place.line) == ("TM900", 1, marked_line(EXIT))
 
 
 REFUSED = """

@@ -75,7 +75,9 @@ OUT_OF_MEMORY: Family[RaisedEvidence] = Family(
 )
 
 # Rules that are not asked once one of these others has answered: its answer says more, even if it is less certain.
-UNLESS: dict[str, tuple[str, ...]] = dict.fromkeys(OUT_OF_MEMORY, EXHAUSTED)
+UNLESS: dict[str, tuple[str, ...]] = dict.fromkeys(OUT_OF_MEMORY, EXHAUSTED) | {
+    "hangs.slow.long_work": ("hangs.endless_loop",),  # which is at work, too
+}
 
 # Asked in a DataLoader worker that ran out of memory: it knows who holds what, and the main process does not.
 OF_WORKER: Family[RaisedEvidence] = Family(
@@ -101,6 +103,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "process.unequal_samples",
     "process.missing_main_guard",
     "process.dataset_exception",
+    "process.iterator_used_up",
     "autograd.inplace_on_saved_tensor",
     "autograd.loss_without_graph",
     "autograd.backward_through_freed_graph",
@@ -120,6 +123,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "ranks.rank_outside_of_group",
     "ranks.spawn_arguments_do_not_fit",
     "ranks.collective_arguments_do_not_fit",
+    "ranks.sharded_weight_used_directly",
     "ranks.job_not_joined",
     "ranks.job_joined_twice",
     "autograd.unused_in_graph",
@@ -262,6 +266,7 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.clip_before_unscale",
     "loop.unregistered_layers",
     "loop.optimizer_of_replaced_parameters",
+    "ranks.gradients_kept_back",
     "loop.frozen_optimizer",
     "loop.zero_learning_rate",
     "loop.schedule_before_update",
@@ -290,6 +295,8 @@ SILENT: Family[LoopEvidence] = Family(
     "loop.state_not_copied",
     "loop.random_numbers_repeat",
     "loop.one_layer_for_several",
+    "loop.gradients_of_another_loss",
+    "loop.pictures_cut_apart",
     "loop.optimizer_made_anew",
     "loop.dropout_in_evaluation",
     silent=True,
@@ -372,6 +379,7 @@ STALLED: Family[Stall] = Family(
     "hangs.file_lock_held",
     "hangs.dead_producer_thread",
     "hangs.nobody_left_to_signal",
+    "hangs.thread_outlives_script",
     "hangs.endless_loop",
     "hangs.worker_stuck",
     "hangs.gpu_lost",
@@ -412,6 +420,7 @@ COMPARED: Family[JobFacts] = Family(
     "ranks.same_order_in_every_epoch",
     "ranks.parameters_in_different_order",
     "ranks.exchange_not_awaited",
+    "ranks.parts_in_one_tensor",
     "ranks.weights_drift_apart",
     "ranks.exchange_in_every_micro_batch",
     "ranks.device_shared_by_ranks",

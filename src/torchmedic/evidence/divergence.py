@@ -50,6 +50,11 @@ class Divergence:
             self._scope = self.trajectory.look()
         return self._scope
 
+    def outlying_step(self) -> Microscope | None:
+        """The step whose batch has many times the loss of the others, whatever the weights; None where none has."""
+        sizes = {at: abs(self.still.losses[at]) for at in self.positions}
+        return self.trajectory.look(max(sizes, key=sizes.__getitem__)) if self.has_outlier else None
+
     def update_op(self) -> Op | None:
         """The operation of the loop that writes to the weights, where there is no optimizer."""
         scope = self.first_step()

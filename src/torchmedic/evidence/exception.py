@@ -9,6 +9,8 @@ import os
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from torchmedic.detect.failures.exceptions import Raised
 from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of, exhaustion_of_error, is_out_of_memory
 from torchmedic.evidence.devices.cuda_setup import asked_beside
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from torchmedic.evidence.memory.autopsy import Autopsy
 
 _DYNAMO = os.path.join("torch", "_dynamo") + os.sep
+_TRIES_OPERATION = ("_get_fake_value_impl", "get_fake_value")
 _MAX_WITHOUT_TRACEBACK = 1000  # exceptions, one raised while the other was handled
 _MAX_CAUSES = 10
 
@@ -192,13 +195,29 @@ class RaisedEvidence:
             return None
         for frame in reversed(self.frames):
             node, args = frame.variables.get("node"), frame.variables.get("args")
-            if frame.function in ("_get_fake_value_impl", "get_fake_value") and isinstance(args, tuple):
+            if frame.function in _TRIES_OPERATION and isinstance(args, tuple):
                 target: Any = getattr(node, "target", None)
                 op = target if isinstance(target, str) else getattr(target, "__name__", "")
                 kwargs = frame.variables.get("kwargs") or {}
                 named = [Argument(None, value, name) for name, value in kwargs.items()]
                 return Call(frame, op, target, [*(Argument(None, value) for value in args), *named])
         return None
+
+    @functools.cached_property
+    def traced_modules(self) -> list[nn.Module]:
+        """The modules whose `forward` the tracer of `torch.compile` was looking through, outermost first."""
+        tries = [frame for frame in reversed(self.frames) if self.is_traced and frame.function in _TRIES_OPERATION]
+        known = tries[0].variables if tries else {}
+        stack = getattr(known.get("node"), "meta", {}).get("nn_module_stack") or {}
+        local = getattr(getattr(known.get("tx"), "output", None), "local_scope", {})
+        found = []
+        for path, kind in stack.values():  # such as `L['self'].layers.0`
+            name, _, below = str(path).removeprefix("L['").partition("']")
+            module = local.get(name)
+            for part in below.strip(".").split(".") if below else ():
+                module = getattr(module, "_modules", {}).get(part)
+            found += [module] if isinstance(module, nn.Module) and type(module) is kind else []
+        return found
 
     def _traced_place(self, role: Role, label: str) -> Location | None:
         stack: list[FrameSummary] = list(getattr(self.error, "real_stack", None) or ()) if self.is_traced else []

@@ -259,9 +259,9 @@ class Agent:
         return self.clock.step, self.clock.usual_step
 
     @contained("observe.giving_up")
-    def gives_up(self, frame: FrameType) -> None:
+    def gives_up(self, frame: FrameType, has_failed: bool) -> None:
         """The script is about to leave by `sys.exit`, with no exception under way."""
-        self.collectives.leaves("sys.exit()", frame)
+        self.collectives.leaves("sys.exit()", frame, has_failed=has_failed)
         if self.clock.updates or self.clock.micro_step or self.clock.optimizers:
             self.open()
             with self.examining():

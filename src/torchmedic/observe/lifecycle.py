@@ -141,9 +141,9 @@ def _on_child_end() -> None:
         _agent.child_ends()
 
 
-def _on_giving_up(frame: FrameType) -> None:
+def _on_giving_up(frame: FrameType, has_failed: bool) -> None:
     if _agent is not None:
-        _agent.gives_up(frame)
+        _agent.gives_up(frame, has_failed)
 
 
 def _before_fork() -> None:

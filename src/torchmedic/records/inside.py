@@ -62,13 +62,14 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
     """A thread as Python shows it, innermost frame first.
 
     `samples` are the positions of its innermost user frame in several looks; if all are equal, the thread did not move.
-    `lock_file` is a file that the thread polls until it disappears.
+    `lock_file` is a file that the thread polls until it disappears. `daemon`: the process does not wait for its end.
     """
 
     ident: int
     tid: int = 0
     name: str = ""
     main: bool = False
+    daemon: bool = False
     frames: tuple[PyFrame, ...] = ()
     waits_for: LockView | None = None
     holds: tuple[LockView, ...] = ()
@@ -99,8 +100,8 @@ class PyThread(msgspec.Struct, frozen=True, kw_only=True):
 class EndedThread(msgspec.Struct, frozen=True, kw_only=True):
     """A thread that has ended: the function that it ran, the line that started it, and the times, in Unix seconds.
 
-    So is a task of a pool that has raised an exception. `error` is the exception that ended the function, and
-    `error_line` the line of the user's that raised it.
+    So is a task of a pool, or of asyncio (`awaitable`), that has raised an exception. `error` is the exception that
+    ended the function, and `error_line` the line of the user's that raised it.
     """
 
     name: str
@@ -114,6 +115,7 @@ class EndedThread(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     error_file: str = ""
     error_line: int = 0
+    awaitable: bool = False
 
 
 class LoaderView(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,9 +199,9 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     """The innermost user loop that the main thread is in, over several looks.
 
     `unchanged` names what the exits of the loop read, if all of it stayed the same and nothing that runs in every round
-    can change it; `values` shows the values. `hopeless`: the branches that could change it read nothing that changes.
-    `receding` names the numbers that the exits compare, if from look to look they only moved away from what would end
-    the loop; `values` then shows them.
+    can change it; `values` shows the values. It was the same `unchanged_for` seconds before, when it was asked for.
+    `hopeless`: the branches that could change it read nothing that changes. `receding` names the numbers that the exits
+    compare, if from look to look they only moved away from what would end the loop; `values` then shows them.
     """
 
     file: str
@@ -210,5 +212,6 @@ class LoopView(msgspec.Struct, frozen=True, kw_only=True):
     endless: bool = False
     unchanged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    unchanged_for: float = 0.0
     hopeless: bool = False
     receding: tuple[str, ...] = ()

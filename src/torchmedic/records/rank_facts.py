@@ -14,13 +14,15 @@ from torchmedic.records.report import Moment, StackFrame
 class WeightSample(msgspec.Struct, frozen=True, kw_only=True):
     """The size of some weights after a number of updates: for each, the sum of the absolute values of a sample.
 
-    `rates` are the learning rates of the optimizer at that moment, `exchanges` is how many forwards of a
-    DistributedDataParallel there were before, each of which makes the ranks exchange gradients.
+    `rates` are the learning rates of the optimizer at that moment, `past_rates` is the sum of those that each step of a
+    scheduler has found or set before, `exchanges` is how many forwards of a DistributedDataParallel there were before,
+    each of which makes the ranks exchange gradients.
     """
 
     updates: int
     sizes: tuple[float, ...]
     rates: tuple[float, ...] = ()
+    past_rates: float = 0.0
     exchanges: int = 0
 
 
@@ -45,7 +47,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank tells of its training, to be compared with the other ranks.
 
     `batches` are fingerprints of the first batches that were trained on, `items` the first items of the dataset in
-    them, `sampler` what drew them, `loading` the line that asked for them. `same_order` is how many passes over the
+    them, `sampler` what drew them, `loading` the line that asked for them, `stream` the beginning of the `__iter__` of
+    an IterableDataset that they come from. `same_order` is how many passes over the
     data had the order of an earlier one. `weights` are samples of the weights in `names`, whose shapes are `shapes`;
     those in `added` came into the model after it was wrapped. `thawed` is trained, and was frozen then. `calling` is
     the line that called a model before the first update, `updating` that of the update, `scheduling` that of the first
@@ -55,6 +58,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters, in their order. `syncs` is how many times the gradients are exchanged for one update, `nbytes` how large
     they are. `unawaited` is the line of an exchange of a gradient that was not complete when the weights were updated,
     `unsynced` are the lines of a forward under `no_sync` that was the last one before an update, innermost first.
+    `into_one` is the line of a gather that writes the parts of all ranks into one and the same tensor.
     `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see. `models` are the weights
     by optimizer, where there are several, as of the last sample in `weights`.
     """
@@ -67,6 +71,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[int, ...] = ()
     sampler: str = ""
     loading: StackFrame | None = None
+    stream: StackFrame | None = None
     same_order: int = 0
     names: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
@@ -85,6 +90,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int = 0
     unawaited: StackFrame | None = None
     unsynced: tuple[StackFrame, ...] = ()
+    into_one: StackFrame | None = None
     device: str = ""
     devices: int = 0
     models: tuple[TrainedModel, ...] = ()

@@ -114,12 +114,13 @@ class HandledException(msgspec.Struct, frozen=True, kw_only=True):
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):
     """The first line at which a rank left the job by itself: `sys.exit()` or `destroy_process_group()`.
 
-    `handled` is the exception that it handled there.
+    `handled` is the exception that it handled there. `has_failed`: the exit status was not 0.
     """
 
     how: str
     frame: StackFrame
     handled: HandledException | None = None
+    has_failed: bool = False
 
 
 class RemoteRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +146,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     the last place in its black box before the first such exception of the job. `handles` is the exception that it
     handled when it made its last call. `logged` is the line that logged the value which its last call exchanges. `left`
     is where it left the job by itself. `dealt` is the line that takes batches of a DistributedSampler, which deals out
-    equally many to all ranks.
+    equally many to all ranks, `stream` the `__iter__` of an IterableDataset that its batches come from.
     """
 
     rank: int
@@ -163,6 +164,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     logged: StackFrame | None = None
     left: Leaving | None = None
     dealt: StackFrame | None = None
+    stream: StackFrame | None = None
 
 
 # extra: a call that the others do not make. missing: one that they make. content: the same call with other contents.

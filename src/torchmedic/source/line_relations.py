@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from torchmedic.source.assignments import items_written
 from torchmedic.source.branches import Branch, branches_around, exits_before, holds, nodes_around, spans
-from torchmedic.source.syntax import blocks, callee, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, blocks, callee, calls_in, last_name, nodes_in, syntax_tree
 
 
 def is_on_both_sides(file: str, line: int, branch: Branch, name: str) -> bool:
@@ -112,6 +113,24 @@ def trained_models(file: str) -> list[int]:
         for node in nodes_in(tree)
         if isinstance(node, ast.Assign) and any(ast.unparse(target) in given for target in node.targets)
     )
+
+
+def calls_below(file: str, line: int, wanted: Callable[[str], bool]) -> list[int]:
+    """The lines below an assignment, in its function, that pass on what was assigned to a call of a wanted name.
+
+    The call may be in a function of the file that the line names.
+    """
+    around = nodes_around(file, line)
+    assigned = around[-1] if around and isinstance(around[-1], ast.Assign) else None
+    names = {last_name(each) for each in assigned.targets} if assigned is not None else set()
+    functions = {node.name: node for node in nodes_in(syntax_tree(file)) if isinstance(node, FUNCTIONS)}
+    leading = {name for name, node in functions.items() if any(wanted(callee(each)) for each in calls_in(node))}
+    found: set[int] = set()
+    for call in (each for each in calls_in(around[0] if around else None) if each.lineno > line):
+        parts = {last_name(each) for each in ast.walk(call)}
+        if names & parts and (wanted(callee(call)) or leading & parts):
+            found.add(call.lineno)
+    return sorted(found)
 
 
 def reads_attribute(file: str, line: int, name: str) -> bool:

@@ -27,7 +27,7 @@ from torchmedic.supervise.host.watch import HostWatch
 _MAX_SAMPLES = 40  # samples of the host's memory, before the end
 
 # Exceptions that only report the failure of another process.
-_ECHOES = ("CalledProcessError", "BrokenProcessPool", "ChildFailedError", "ProcessExitedException")
+ECHOES = ("CalledProcessError", "BrokenProcessPool", "ChildFailedError", "ProcessExitedException")
 
 
 class Traces(msgspec.Struct):
@@ -133,7 +133,7 @@ def _only_echoes(left: Traces) -> bool:
         if number not in left.lost_a_rank
         for found in files.read_diagnoses(folder).values()
     ]
-    return all(found.severity != "error" or any(kind in found.message for kind in _ECHOES) for found in said)
+    return all(found.severity != "error" or any(kind in found.message for kind in ECHOES) for found in said)
 
 
 def _when(left: Traces, pid: int) -> float:

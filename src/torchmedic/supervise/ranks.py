@@ -98,6 +98,7 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
     fate, signal = _fate(run, folder, log.pid, box)
     if fate == "died" and not signal and log.pid in exited:
         fate = "ended"
+    facts = read_facts(folder)
     return RankState(
         rank=log.rank,
         fate=fate,
@@ -113,7 +114,8 @@ def _state(run: Path, folder: Path, until: float = 0.0, exited: Container[int] =
         handles=_handled(folder, log),
         logged=answer.logged if answer is not None else None,
         left=_left(folder),
-        dealt=_dealt(folder),
+        dealt=facts.loading if facts is not None and facts.sampler == "DistributedSampler" else None,
+        stream=facts.stream if facts is not None else None,
     )
 
 
@@ -148,11 +150,6 @@ def _left(folder: Path) -> Leaving | None:
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return reading.decode(reading.read(folder / files.LEAVING), Leaving)
     return None
-
-
-def _dealt(folder: Path) -> StackFrame | None:
-    facts = read_facts(folder)
-    return facts.loading if facts is not None and facts.sampler == "DistributedSampler" else None
 
 
 def read_facts(folder: Path) -> RankFacts | None:
@@ -252,8 +249,8 @@ def is_raised_in_call(run: Path, diagnosis: Diagnosis) -> bool:
 
     It may also tell of the end of a rank.
     """
-    if diagnosis.cause.startswith("ProcessExitedException"):
-        return True  # `mp.spawn` tells that a rank has ended
+    if diagnosis.cause.startswith(("ProcessExitedException", "ChildFailedError")):
+        return True  # `mp.spawn`, or torchrun, tells that a rank has ended
     kind: object = getattr(builtins, diagnosis.cause.partition(":")[0], None)
     if isinstance(kind, type) and not issubclass(kind, RuntimeError | OSError):
         return False  # a call that waits raises no such thing

@@ -28,6 +28,7 @@ from torchmedic.supervise.child.signals import shell_status
 from torchmedic.supervise.child.stderr_file import TICK_SECONDS
 from torchmedic.supervise.findings import MODELS_DIFFER, Findings
 from torchmedic.supervise.host.watch import HostWatch
+from torchmedic.supervise.rank_exits import with_exit
 from torchmedic.supervise.rank_facts import RankComparison
 from torchmedic.supervise.stall.response import Response
 
@@ -225,7 +226,7 @@ class Supervisor:
         own = [found for found in roots if is_fallback(found) and not ranks.is_raised_in_call(self._run, found)]
         found = ranks.last_verdict(self._run, exited) if not own else None
         if found is None:
-            return own or roots
+            return [with_exit(self._run, each) for each in own or roots]
         told = any(job.same_finding(each) == job.same_finding(found) for each in self._diagnoses)
         return [found] if ranks.claim(self._run) and not told else []
 

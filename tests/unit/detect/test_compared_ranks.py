@@ -111,6 +111,9 @@ def test_learning_rates_that_differ() -> None:
     found = find_drift(JobFacts(ranks=(at_rate(0, 3, 0.1, **wrapped), at_rate(1, 4, 0.05, **wrapped))))
     assert found is not None
     assert (found.rates, found.rates_at) == (((0, 0.1), (1, 0.05)), 2)
+    again = [at_rate(rank, 3 + rank, 0.1, **wrapped) for rank in (0, 1)]  # equal again when they were looked at
+    first, second = (with_samples(each, past_rates=0.4 - 0.1 * each.rank) for each in again)
+    assert why(first, second) == "rates"
 
 
 def test_updates_that_one_rank_left_out() -> None:
@@ -146,6 +149,20 @@ def test_the_line_that_leaves_an_update_out_and_the_line_that_leaves_the_wrapper
     unused = facts(0, 1, 2, 3, **WRAPPED), facts(1, 1, 2, 4, **WRAPPED)
     assert told(*(replace(each, calling=call) for each in unused))[1] == call.line
     assert told(*(replace(each, calling=update) for each in unused))[1] == LINE.line
+
+
+@pytest.mark.parametrize(("logged", "line"), [('"loss", x', 2), ('"loss", x, sync_dist=True', 4), ('"other", x', 4)])
+def test_the_value_that_a_library_gives_to_a_scheduler(tmp_path: Path, logged: str, line: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f'def step(self, x):\n    self.log({logged})\nPLAN = {{"monitor": "loss"}}\ntrainer.fit(model)\n')
+    fit = StackFrame(file=str(script), line=4, function="")
+    ranks = [facts(rank, 1, 2, 3 + rank, forwards=1, scheduling=fit, updating=fit, **WRAPPED) for rank in (0, 1)]
+    first, second = (with_samples(each, past_rates=0.4 - 0.1 * each.rank) for each in ranks)
+    found = registry.load("ranks.weights_drift_apart").check(JobFacts(ranks=(first, second), ended=True))
+    assert isinstance(found, Draft)
+    place = found.done().cause_location
+    assert place is not None
+    assert place.line == line
 
 
 def test_a_weight_whose_gradient_is_never_exchanged() -> None:

@@ -77,3 +77,41 @@ def test_a_branch_that_reads_a_length(tmp_path: Path, size: str, hopeless: bool)
     loop = looked_at(tmp_path, source)
     assert loop.unchanged == ("start",)
     assert loop.hopeless is hopeless
+
+
+CONTENT = """
+from collections import Counter, OrderedDict, UserList, defaultdict
+def run(note):
+    left, rounds = {left}, 0
+    while left:
+        rounds += 1
+        if rounds > {rounds}:
+            del left[rounds % 4]
+        note()
+"""
+
+
+@pytest.mark.parametrize("left", ["dict.fromkeys(range(9))", "Counter(range(9))", "OrderedDict.fromkeys(range(9))"])
+def test_what_a_container_holds_is_looked_at(tmp_path: Path, left: str) -> None:
+    assert looked_at(tmp_path, CONTENT.format(left=left, rounds=2), looks=4).unchanged == ()
+    assert looked_at(tmp_path, CONTENT.format(left=left, rounds=90), looks=4).unchanged == ("left",)
+
+
+def test_an_object_that_decides_by_itself_whether_it_is_true(tmp_path: Path) -> None:
+    assert looked_at(tmp_path, CONTENT.format(left="UserList(range(9))", rounds=90), looks=4).unchanged == ()
+
+
+def test_the_owner_of_an_attribute_is_not_asked(tmp_path: Path) -> None:
+    source = """
+class Pool:
+    def __init__(self):
+        self.left = [3]
+    def __len__(self):
+        return 1
+def run(note):
+    pool, rounds = Pool(), 0
+    while pool.left:
+        rounds += 1
+        note()
+"""
+    assert looked_at(tmp_path, source).unchanged == ("pool.left",)

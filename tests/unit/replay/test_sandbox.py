@@ -195,6 +195,23 @@ def test_older_tensors_are_what_they_were_and_their_graphs_stay_valid() -> None:
     assert fresh.tolist() == [1.0, 1.0]
 
 
+def test_hooks_and_attributes_of_tensors_are_what_they_were() -> None:
+    hooked, plain = (torch.zeros(2, requires_grad=True) for _ in range(2))
+    heard: list[str] = []
+    hooked.register_hook(lambda gradient: heard.extend(["run"]))
+    vars(plain).update(older="kept")
+    with python_left_alone(sys._getframe()):
+        hooked.register_hook(lambda gradient: heard.extend(["replay"]))
+        plain.register_hook(lambda gradient: heard.extend(["replay"]))
+        plain.register_post_accumulate_grad_hook(lambda parameter: heard.extend(["replay"]))
+        vars(plain).update(older="lost", newer="lost")
+        (hooked + plain).sum().backward()
+        hooked.grad = plain.grad = None
+    (hooked + plain).sum().backward()
+    assert heard == ["run"]
+    assert vars(plain) == {"older": "kept"}
+
+
 def test_an_array_that_may_show_foreign_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     series = numpy.zeros(8, "float32")
     windows = numpy.lib.stride_tricks.as_strided(series, (5, 4), (4, 4))

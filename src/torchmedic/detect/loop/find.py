@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from torchmedic.detect.loop import (
     batchless,
     built_anew,
+    by_products,
     clips,
     data,
     device_time,
@@ -24,6 +25,7 @@ from torchmedic.detect.loop import (
     own_states,
     pairing,
     parameters,
+    pictures,
     repeated_layers,
     repeated_numbers,
     schedules,
@@ -59,6 +61,8 @@ _FINDERS = (
     own_states.find,
     repeated_numbers.find,
     repeated_layers.find,
+    pictures.find,
+    by_products.find,
 )
 
 

@@ -64,6 +64,16 @@ class ClipBeforeUnscale(LoopIncident, frozen=True, kw_only=True):
     bound: float
 
 
+class GradientsOfAnotherLoss(LoopIncident, frozen=True, kw_only=True):
+    """The backward of a loss that `other` minimises leaves gradients, and the one of `own` adds to them."""
+
+    cleared: Place | None  # where the gradients are cleared, too early
+    other: Place
+    own: Place
+    update: Place
+    updates: int
+
+
 class LossNotDivided(LoopIncident, frozen=True, kw_only=True):
     """`size` calls of backward per update."""
 
@@ -124,11 +134,15 @@ class UpdatesLost(LoopIncident, frozen=True, kw_only=True):
 
 
 class UpdatesUndone(LoopIncident, frozen=True, kw_only=True):
-    """`kept` is the share of an update that is left at the next one; `decay` is 0 where a line undoes the update."""
+    """`kept` is the share of an update that is left at the next one; `decay` is 0 where a line undoes the update.
+
+    `set_back` says how often the weights of another module were loaded that never changed in between.
+    """
 
     update: Place
     updates: int
     kept: float
+    set_back: int = 0
     is_new: bool = False
     decay: float = 0.0
     rate: float = 0.0
@@ -171,13 +185,30 @@ class OptimizerNeverSteps(LoopIncident, frozen=True, kw_only=True):
 
 
 class ZeroLearningRate(LoopIncident, frozen=True, kw_only=True):
-    """`scheduled` counts the moves of a schedule, `first` is the rate it began with. `is_alone`: no other one steps."""
+    """`scheduled` counts the moves of a schedule, `first` is the rate it began with. `is_alone`: no other one steps.
+
+    `is_whole`: an integer division gives 0 where a ratio was meant, which may become 1 later.
+    """
 
     first: float
     update: Place
     updates: int
     scheduled: int
     is_alone: bool
+    is_whole: bool = False
+
+
+class PicturesCutApart(LoopIncident, frozen=True, kw_only=True):
+    """The table `name` has pictures with their channels last; those of a batch have this shape, in the same order.
+
+    `call` is the method that gives the shape, empty where that is not known.
+    """
+
+    data: Place
+    call: str
+    name: str
+    shape: tuple[int, int, int]
+    compared: int
 
 
 class TrainingInEvalMode(LoopIncident, frozen=True, kw_only=True):
@@ -431,6 +462,10 @@ class OptimizerOfOtherModel(UselessOptimizer, frozen=True, kw_only=True):
     """
 
     forward: Place | None = None
+
+
+class GradientsKeptBack(UselessOptimizer, frozen=True, kw_only=True):
+    """The parameters that the optimizer holds are parts of those that the losses reach, and get no gradient of them."""
 
 
 class FreezeWithoutEffect(LoopIncident, frozen=True, kw_only=True):

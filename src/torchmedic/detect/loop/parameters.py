@@ -21,6 +21,7 @@ from torch import nn
 from torchmedic.detect.loop import bare_parameters, frozen_layers, new_layers, new_leaves, ownerless
 from torchmedic.detect.loop.incident import (
     FrozenOptimizer,
+    GradientsKeptBack,
     LoopIncident,
     NothingLoaded,
     OptimizerOfOriginal,
@@ -29,6 +30,7 @@ from torchmedic.detect.loop.incident import (
     ReplacedParameters,
     UnregisteredLayers,
 )
+from torchmedic.detect.loop.shards import SYNC_SWITCH, shards_of
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.step.tensors import parameters_of
@@ -73,7 +75,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
         return
     found = list(_unregistered(habits, nobodys, owned, roots, steps))
     found = found or list(_replaced(habits, nobodys, owned, roots, steps)) or list(_twin(habits, nobodys, roots, steps))
-    yield from found or list(_useless(habits, nobodys, steps)) or ownerless.find(habits, owned, steps)
+    yield from found or list(_useless(habits, nobodys, roots, steps)) or ownerless.find(habits, owned, steps)
 
 
 def _roots(habits: Habits) -> list[nn.Module]:
@@ -234,7 +236,9 @@ def _match(old: list[torch.Tensor], new: list[torch.Tensor]) -> bool:
     return len(old) == len(new) and all(a.dim() == b.dim() for a, b in zip(old, new, strict=True))
 
 
-def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) -> Iterator[LoopIncident]:
+def _useless(
+    habits: Habits, nobodys: list[torch.Tensor], roots: list[nn.Module], steps: list[Event]
+) -> Iterator[LoopIncident]:
     """No update of any optimizer had a single gradient to work with, and the loss reaches other parameters."""
     if any(event.fact.has_gradient for event in steps):
         return
@@ -259,6 +263,9 @@ def _useless(habits: Habits, nobodys: list[torch.Tensor], steps: list[Event]) ->
     }
     if len(frozen) == len(mine):
         yield FrozenOptimizer(**facts)
+    elif shards_of(roots, [id(tensor) for tensor in mine]):
+        calls = [Place(file, call.lineno) for file, tree in user_trees() for call in calls_in(tree, SYNC_SWITCH)]
+        yield GradientsKeptBack(**facts | ({"cause": calls[0]} if len(calls) == 1 else {"cause": steps[-1].place}))
     else:
         is_called = bool(_calls_of(habits, mine))
         yield OptimizerOfOtherModel(

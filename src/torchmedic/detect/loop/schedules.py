@@ -17,7 +17,7 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import locals_of, user_trees
 
@@ -52,7 +52,7 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
             continue  # there is a schedule, which may have its first move yet to make
         others = [event for event in habits.events if event.kind == "step" and event.who != number]
         first = max(float(group.get("initial_lr", 0.0)) for group in optimizer.param_groups)
-        found = rate_set_at(stack_of(sys._getframe()), optimizer, "cause", "") if moves and first else None
+        found = rate_set_at(stack_of(sys._getframe()), optimizer, "cause", "", value=0.0) if moves and first else None
         incident = ZeroLearningRate(
             step=steps[-1].step,
             cause=Place(found.file, found.line) if found is not None else watched.built or steps[-1].place,
@@ -62,8 +62,9 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
             updates=len(steps),
             scheduled=len(moves),
             is_alone=not others,
+            is_whole=found is not None and _is_whole_ratio(found.file, found.line),
         )
-        if moves or rates_by_hand():
+        if (moves and not incident.is_whole) or rates_by_hand():
             habits.held[id(optimizer)] = incident  # a schedule or the script may give another rate later
         else:
             yield incident
@@ -71,6 +72,25 @@ def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
         known = habits.standstill.watched.get(key)
         if known is not None and all(each.rate == 0 for each in known.rates):
             yield incident
+
+
+def _is_whole_ratio(file: str, line: int) -> bool:
+    """Whether a function returns a ratio on this line that an integer division makes 0 until it is 1."""
+    given = [
+        node.value for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Return) and has_line(node, line)
+    ]
+    given += [
+        node.body for node in nodes_in(syntax_tree(file)) if isinstance(node, ast.Lambda) and has_line(node, line)
+    ]
+    while given:
+        match given.pop():
+            case ast.BinOp(op=ast.FloorDiv()):
+                return True
+            case ast.IfExp(body=body, orelse=other):
+                given += [body, other]
+            case ast.Call(args=args) as call if callee(call) in ("min", "max", "float"):
+                given += args
+    return False
 
 
 def rates_by_hand() -> bool:

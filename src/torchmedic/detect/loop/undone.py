@@ -12,12 +12,13 @@ from torchmedic.observe.loop.events import Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.overwrites import USUAL_DECAY
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, callee, innermost, nodes_in, own_nodes, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, callee, has_line, innermost, nodes_in, own_nodes, syntax_tree
 from torchmedic.source.user_variables import user_trees
 
 _MIN_UPDATES = 12
 _MIN_SHRINK = 0.05  # of a weight per update: nothing is left of an update after a few dozen others
 _COLLAPSED = 0.5  # of the norm of all matrices before the first update
+_MIN_SET_BACKS = 3
 _END = 1 << 30
 _COPIES = frozenset("load_state_dict copy_ vector_to_parameters _foreach_copy_ data".split())
 _KEEPERS = _COPIES | frozenset("state_dict deepcopy parameters_to_vector clone save".split())
@@ -28,6 +29,7 @@ _WRITERS = _COPIES | frozenset(
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
+    yield from _set_back(habits)
     for number, watched in list(habits.optimizers.items()):
         steps = [event for event in habits.events if event.kind == "step" and event.who == number]
         if watched.optimizer is None or not steps:
@@ -49,6 +51,50 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
             )
         elif len(steps) >= _MIN_UPDATES and all(event.fact.has_gradient for event in steps[-_MIN_UPDATES:]):
             yield from _decayed(habits, watched, update, len(steps))
+
+
+def _set_back(habits: Habits) -> Iterator[LoopIncident]:
+    """Another model of the loop, which nothing trains or changes, is copied into the trained one again and again."""
+    for number, found in habits.set_backs.found.items():
+        watched = habits.optimizers.get(found.optimizer)
+        optimizer = watched.optimizer if watched is not None else None
+        if watched is None or optimizer is None or habits.thing(number) is None or found.times < _MIN_SET_BACKS:
+            continue
+        steps = [event for event in habits.events if event.kind == "step" and event.who == found.optimizer]
+        # Without moments of its own an optimizer begins anew, as for the next client or the next sample to adapt to.
+        has_moments = any(len(state) > 1 for state in optimizer.state.values()) and watched.loaded is None
+        trained = {one.data_ptr() for each in habits.optimizers.values() for one in each.parameters}
+        if not steps or not has_moments or not found.memory.isdisjoint(trained) or not _is_copied_back(found.place):
+            continue
+        yield UpdatesUndone(
+            step=habits.steps,
+            cause=found.place,
+            optimizer=found.optimizer,
+            update=steps[-1].place,
+            updates=len(steps),
+            kept=0.0,
+            set_back=found.times,
+        )
+
+
+def _is_copied_back(loading: Place) -> bool:
+    """Whether a line loads `source.state_dict()`, the source is called in the same file, and the weights are lost.
+
+    Where the state of the trained model is kept before, as that of a client in federated training, nothing is lost.
+    """
+    tree = syntax_tree(loading.file)
+    calls = [node for node in nodes_in(tree) if isinstance(node, ast.Call)]
+    for call in calls:
+        match call:
+            case ast.Call(
+                func=ast.Attribute(value=model, attr="load_state_dict"),
+                args=[ast.Call(func=ast.Attribute(value=source, attr="state_dict"))],
+            ) if has_line(call, loading.line):
+                back = f"{ast.unparse(source)}.load_state_dict({ast.unparse(model)}.state_dict())"
+                kept = sum(ast.unparse(each) == f"{ast.unparse(model)}.state_dict()" for each in calls)
+                handed_on = sum(ast.unparse(each) == back for each in calls)
+                return kept == handed_on and any(ast.unparse(each.func) == ast.unparse(source) for each in calls)
+    return False
 
 
 def _decayed(habits: Habits, watched: Watched, update: Place, updates: int) -> Iterator[LoopIncident]:

@@ -14,7 +14,7 @@ from torchmedic.records.rank_facts import JobFacts, RankFacts, WeightSample
 from torchmedic.records.ranks import Collective, RankLog
 from torchmedic.source.branches import nodes_around
 from torchmedic.source.line_relations import reads_attribute
-from torchmedic.source.syntax import calls_in
+from torchmedic.source.syntax import calls_in, syntax_tree
 
 _MIN_DIFFERENCE = 1e-4  # of the size of a weight; rounding on unlike hardware is smaller
 _MIN_UPDATES = 2
@@ -31,6 +31,7 @@ Why = Literal[
     "thawed",
     "start",
     "changed",
+    "rewritten",
     "skipped",
     "rates",
     "no-exchange",
@@ -88,12 +89,15 @@ def _of_first_model(job: JobFacts) -> Drift | None:
         return None
     starts_equal = 0 in common and start is None
     rates_at, rates = next(((at, rates) for at in common if (rates := _unlike_rates(facts, at))), (0, ()))
-    why = _why(job, index, last, starts_equal=starts_equal, same_rates=not rates)
+    before = [at for at in common if len({_sample(each, at).past_rates for each in facts}) > 1]
+    if not rates and before:  # they were equal again when they were looked at
+        rates_at = before[0]
+    why = _why(job, index, last, starts_equal=starts_equal, same_rates=not rates and not before)
     if why is None:
         return None
     sizes = tuple((each.rank, _sizes(each, last)[index]) for each in facts)
     called = _unwrapped(first) if why == "unused-wrapper" else None
-    line = called or (first.wrapped_at if why in ("unused-wrapper", "added", "thawed") else first.updating)
+    line = called or (first.wrapped_at if why in ("unused-wrapper", "added", "thawed", "rewritten") else first.updating)
     if why == "no-sync":
         line = _context(first.unsynced, "no_sync") or first.unsynced[0]
     if why == "one-rank":
@@ -144,6 +148,8 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
             return "thawed"
         if len({_sample(each, updates).exchanges for each in facts}) > 1:
             return "skipped"
+        if not starts_equal and all(each.weights[0].updates == 0 for each in facts if each.weights):
+            return "rewritten"
         return "changed" if same_rates or not starts_equal else "rates"
     if any(each.wrapper for each in facts) or len(job.logs) < len(facts):
         return None
@@ -182,12 +188,14 @@ def _unwrapped(facts: RankFacts) -> StackFrame | None:
 
 
 def _context(frames: tuple[StackFrame, ...], name: str) -> StackFrame | None:
-    """The nearest `with` around these lines whose context comes from a call of a name."""
+    """The nearest `with` around these lines whose context comes from a call of a name; else the only such call."""
     for frame in frames:
         for node in reversed(nodes_around(frame.file, frame.line)):
             if isinstance(node, ast.With) and any(True for item in node.items for _ in calls_in(item, name)):
                 return msgspec.structs.replace(frame, line=node.lineno)
-    return None
+    files = dict.fromkeys(frame.file for frame in frames)
+    calls = [(file, call.lineno) for file in files for call in calls_in(syntax_tree(file), name)]
+    return StackFrame(file=calls[0][0], line=calls[0][1], function="") if len(calls) == 1 else None
 
 
 def _only_reduces(log: RankLog, shape: tuple[int, ...], updates: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 from torchmedic.diagnose.rule import Check, Draft, Rule
@@ -15,6 +16,7 @@ from torchmedic.source.user_code import relative, source_line
 
 BUSY = 0.5  # of one core: whoever wants more is at work on something
 IDLE = 0.05  # of one core: whoever wants less is idle
+_ENDING = (("_shutdown", "threading.py"), ("_exit_function", os.path.join("multiprocessing", "util.py")))
 SLEEPS = ("nanosleep", "clock_nanosleep")  # calls of who wants to wait
 
 
@@ -82,8 +84,15 @@ def main_line(stall: Stall, role: Role = "surfaced", label: str = "the main proc
     thread = stall.thread
     if thread is not None and thread.user_frame is not None:
         return at(thread.user_frame, role, label)
+    if thread is not None and is_past_script(thread):
+        return None
     moment = stall.box.last if stall.box is not None else None
     return line_location(role, moment.file, moment.line, label) if moment is not None and moment.file else None
+
+
+def is_past_script(main: PyThread) -> bool:
+    """Whether a main thread has left the script, and ends its process."""
+    return any(main.calls(*place) is not None for place in _ENDING)
 
 
 def short(frame: PyFrame) -> str:

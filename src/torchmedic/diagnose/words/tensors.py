@@ -41,8 +41,8 @@ def layer_of(evidence: RaisedEvidence, call: Call | None = None) -> nn.Module | 
     """The layer of a library whose `forward` the exception came out of, if it came out of one."""
     if call is not None and call.frame.is_user:
         return None
-    if evidence.is_traced:
-        return None  # torch.compile looks through code that has no frame
+    if evidence.is_traced:  # torch.compile looks through code that has no frame
+        return next((each for each in evidence.traced_modules[-1:] if not is_users(type(each))), None)
     modules = (frame.module for frame in reversed(evidence.library_frames))
     return next((module for module in modules if module is not None and not is_users(type(module))), None)
 
@@ -101,9 +101,9 @@ def built_here(evidence: RaisedEvidence, layer: nn.Module | None, label: str) ->
 
 def fed_by(evidence: RaisedEvidence, layer: nn.Module | None) -> str:
     """What comes before a layer in its `nn.Sequential`, as evidence; empty where it stands in none or first."""
-    for frame in reversed(evidence.frames):
-        owner = frame.module
-        if isinstance(owner, nn.Sequential) and not frame.is_user:
+    owners = [frame.module for frame in reversed(evidence.frames) if not frame.is_user]
+    for owner in [*reversed(evidence.traced_modules), *owners]:
+        if isinstance(owner, nn.Sequential):
             children = list(owner.named_children())
             for (_, before), (name, child) in itertools.pairwise(children):
                 if child is layer:

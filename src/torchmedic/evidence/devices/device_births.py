@@ -50,6 +50,7 @@ class Birth(NamedTuple):
     made: Made | None
     leaf: torch.Tensor | None = None
     moved: bool = False  # taken from another device or dtype by that operation
+    met: Made | None = None  # the first operation that put that tensor together with one of another device or dtype
 
 
 class Trace(TorchDispatchMode):
@@ -101,13 +102,17 @@ class Trace(TorchDispatchMode):
         keys = [key for each in given if (key := storage_of(each)) is not None]
         found: list[Birth] = []
         seen = set(keys)
+        met: dict[int, Made] = {}
         while keys:
             at = keys.pop(0)
             made = self._made.get(at)
             if made is None:
-                found.append(Birth(None, self._given.get(at, tensor)))
+                found.append(Birth(None, self._given.get(at, tensor), met=met.get(at)))
                 continue
             same = [each.key for each in made.inputs if getattr(each, trait) == wrong]
+            mixed = any(getattr(each, trait) != wrong and each.dtype.is_floating_point for each in made.inputs)
+            nearest = made if mixed else met.get(at)
+            met |= {key: nearest for key in same if nearest is not None and key not in seen}
             if not same:
                 found.append(Birth(made, moved=bool(made.inputs)))
             keys += [key for key in same if key not in seen]

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from torchmedic.evidence.leaks.source.sites import Site, nodes_of
+from torchmedic.evidence.leaks.source.sites import Site, nodes_of, parameters_of
 from torchmedic.observe.heap.walk import Held
 from torchmedic.source.syntax import LOOPS, Path, callee, function_around, last_name
 
@@ -102,9 +102,28 @@ def _is_counter(
     names = {ast.unparse(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)}
     if not names.isdisjoint(_counters(file, path, files, strictly=strictly)):
         return True
-    return depth > 0 and any(
+    if depth > 0 and any(
         _is_counter(value, path, file, files, depth - 1, strictly=strictly) for value in _assigned(names, path, file)
-    )
+    ):
+        return True
+    given = list(_passed(names, path, files)) if depth > 0 else []
+    return bool(given) and all(_is_counter(*each, files, depth - 1, strictly=strictly) for each in given)
+
+
+def _passed(names: set[str], path: Path, files: list[str]) -> Iterator[tuple[ast.expr, Path, str]]:
+    """What the calls of a function give for these parameters of it; a call by keyword may go through a dispatcher."""
+    function = function_around(path)
+    taken = parameters_of(function) if isinstance(function, ast.FunctionDef) else []
+    wanted = [name for name in taken if name in names]
+    for file in files if wanted else ():
+        for node, around in nodes_of(file):
+            if not isinstance(node, ast.Call):
+                continue
+            yield from ((each.value, around, file) for each in node.keywords if each.arg in wanted)
+            if isinstance(function, ast.FunctionDef) and callee(node) == function.name:
+                shift = int(taken[:1] == ["self"])
+                pairs = zip(taken[shift:], node.args, strict=False)
+                yield from ((value, around, file) for name, value in pairs if name in wanted)
 
 
 def _parts_of_value(key: ast.expr) -> Iterator[ast.AST]:

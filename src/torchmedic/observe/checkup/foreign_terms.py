@@ -60,7 +60,8 @@ class ForeignTerm:
 
     def _copy(self) -> torch.Tensor | None:
         leaf = self._witness()
-        return leaf.detach().clone() if type(leaf) is torch.nn.Parameter and leaf.is_cpu else None
+        is_plain = type(leaf) in (torch.nn.Parameter, torch.Tensor)
+        return leaf.detach().clone() if leaf is not None and is_plain and leaf.is_cpu else None
 
     def _look(self) -> tuple[int, int]:
         leaf = self._witness()

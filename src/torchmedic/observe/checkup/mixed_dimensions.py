@@ -13,6 +13,7 @@ from torchmedic.observe.checkup.normalisations import VIEWS
 if TYPE_CHECKING:
     from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 
+_CLASSES_FIRST = frozenset({"ConvolutionBackward", "MkldnnConvolutionBackward", "CudnnConvolutionBackward"})
 _OF_CLASSES = ("nll_loss", "cross_entropy")
 
 
@@ -26,15 +27,40 @@ def mixing_views(graph: LossGraph) -> Iterator[tuple[Node, tuple[int, ...], tupl
     for node in graph.nodes:
         if node.kind not in VIEWS or node.birth is None or node.birth.layer is not None or not node.birth.sites:
             continue
-        source = _transposed(graph, node)
+        cut = _cut_into_rows(graph, node) if node.number in given else None
+        source = cut or _transposed(graph, node)
         if source is None:
             continue
         before, after = _sizes(source), _sizes(node)
         is_moved = (
             examples is not None and before.count(examples) == 1 and before.index(examples) != after.index(examples)
         )
-        if is_moved or node.number in given:
+        if cut or is_moved or node.number in given:
             yield node, source.shape or (), node.shape or (), node.number in given
+
+
+def _cut_into_rows(graph: LossGraph, node: Node) -> Node | None:
+    """What a view for a loss cuts into rows of as many values as there are classes, though the classes stand first.
+
+    A convolution has put them there, or a transposition: (examples, classes, positions).
+    """
+    source = graph.nodes[node.behind[0]] if len(node.behind) == 1 else None
+    before, after = (source.shape or () if source is not None else ()), node.shape or ()
+    if source is None or len(before) < 3 or len(after) != 2 or before[1] != after[1] or before[-1] == after[1]:
+        return None
+    if math.prod(before[2:]) == 1:
+        return None  # one position
+    made = source
+    while made.kind not in _CLASSES_FIRST and not made.dims and len(made.behind) == 1:
+        behind = graph.nodes[made.behind[0]]
+        if (behind.shape or ())[:2] != before[:2]:
+            return None
+        made = behind
+    return (
+        source
+        if made.kind in _CLASSES_FIRST or (len(made.dims) == len(before) and made.dims[1] == len(before) - 1)
+        else None
+    )
 
 
 def merged_heads(graph: LossGraph) -> Iterator[tuple[Node, Node]]:

@@ -128,7 +128,7 @@ class Checkup:
         self.births.disarm()
         if self._looks[key] and key not in self._wanted:
             return
-        if len(self._looks) > _MAX_SITES or not _is_plain_backward():
+        if len(self._looks) > _MAX_SITES or not _is_plain_backward(roots):
             return
         asking = gradient_call(frame)
         if asking is not None and (has_optimizers or asking.f_locals.get("create_graph")):
@@ -293,8 +293,8 @@ class Checkup:
             self.terms.watch()
 
 
-def _is_plain_backward() -> bool:
-    """Whether backward runs outside of `torch.func`, of somebody's dispatch mode or of the capture of a CUDA graph."""
-    if not are_plain():
+def _is_plain_backward(roots: Sequence[Any] = ()) -> bool:
+    """Whether backward has values, and runs outside of `torch.func`, a dispatch mode and a captured CUDA graph."""
+    if not are_plain() or any(getattr(root, "is_meta", False) for root in roots):
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

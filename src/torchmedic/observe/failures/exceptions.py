@@ -37,7 +37,7 @@ _leaving_lives: weakref.ref[_Alive] | None = None
 _lost = False  # something that was put into a queue, and that has been told
 
 
-def install(handler: Handler, child_ends: Callable[[], None], gives_up: Callable[[FrameType], None]) -> None:
+def install(handler: Handler, child_ends: Callable[[], None], gives_up: Callable[[FrameType, bool], None]) -> None:
     _chain_sys_excepthook(handler)
     _chain_threading_excepthook(handler)
     _watch_multiprocessing(handler, child_ends)
@@ -79,7 +79,7 @@ def training_goes_on() -> None:
     _leaving = None
 
 
-def _watch_sys_exit(gives_up: Callable[[FrameType], None]) -> None:
+def _watch_sys_exit(gives_up: Callable[[FrameType, bool], None]) -> None:
     """`except Exception: log it; sys.exit(1)` is as much an end by an exception as not to catch it.
 
     Without an exception it may still be the script's way to say that it has seen a number that is not finite.
@@ -96,7 +96,7 @@ def _watch_sys_exit(gives_up: Callable[[FrameType], None]) -> None:
             alive = _Alive()  # as long as the traceback of the SystemExit, which holds this frame
             _leaving_lives = weakref.ref(alive, _stays)
         elif error is None:
-            gives_up(sys._getframe(1))
+            gives_up(sys._getframe(1), status not in (None, 0))
         original(status)
 
     sys.exit = exit

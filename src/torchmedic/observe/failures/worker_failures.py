@@ -175,6 +175,8 @@ def _hand_over(wrapper: Any, error: BaseException) -> None:
 def describe(error: BaseException, worker: int | None) -> WorkerFailure:
     """Read everything that will be gone once the frames are: works in a worker and in the main process."""
     entries = list(_walk(error.__traceback__))
+    if isinstance(error.__cause__, StopIteration) and str(error) == "generator raised StopIteration":
+        entries += _walk(error.__cause__.__traceback__)  # Python replaces it at the edge of the generator
     start = next((at for at, (frame, _) in enumerate(entries) if is_fetch(frame.f_code.co_filename)), None)
     fetch = None if start is None else entries[start]
     entries = entries[start:]

@@ -114,6 +114,6 @@ class HabitHooks:
     def _scheduled(self, scheduler: Any, frame: FrameType) -> None:
         is_initial = getattr(scheduler, "_step_count", None) == 0  # the call of its own constructor
         if self._step.ranks is not None and not is_initial:
-            self._step.ranks.scheduled(frame)
+            self._step.ranks.seen_at("scheduling", frame)
         if not self._sleeps and not is_initial:
             self._habits.scheduled(scheduler, frame, explicit=has_arguments(frame, self._calls))

@@ -20,6 +20,7 @@ from torchmedic.source.syntax import function_of, nodes_in, syntax_tree, taken_a
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import locals_of
 
+_PROCESS_FILE = os.path.join("multiprocessing", "process.py")
 # Files of the standard library and of torch in which a thread stands while it waits in the name of its caller.
 _WAITING_FILES = (
     "threading.py",
@@ -29,7 +30,7 @@ _WAITING_FILES = (
     os.path.join("multiprocessing", "queues.py"),
     os.path.join("multiprocessing", "connection.py"),
     os.path.join("multiprocessing", "synchronize.py"),
-    os.path.join("multiprocessing", "process.py"),
+    _PROCESS_FILE,
     os.path.join("multiprocessing", "popen_fork.py"),
     os.path.join("multiprocessing", "popen_spawn_posix.py"),
     os.path.join("multiprocessing", "pool.py"),
@@ -123,6 +124,8 @@ def held(frames: list[FrameType]) -> list[LockView]:
     found: list[LockView] = []
     for frame in frames:
         file = frame.f_code.co_filename
+        if frame.f_code.co_name == "_bootstrap" and file.endswith(_PROCESS_FILE):
+            break  # a forked process has the frames of its parent, but not its locks
         tree = syntax_tree(file) if is_user_file(file) else None
         if tree is None:
             continue

@@ -83,6 +83,7 @@ def _read(tests: list[ast.expr], *, lengths: bool = False) -> dict[str, ast.expr
         measured = [node for node in ast.walk(test) if lengths and is_length(node)]
         found |= {ast.unparse(node): node for node in measured}
         inside = {id(part) for node in measured for part in ast.walk(node)}
+        owners = {id(node.value) for node in ast.walk(test) if isinstance(node, ast.Attribute)}
         for node in ast.walk(test):
             if id(node) in inside:
                 continue
@@ -91,6 +92,8 @@ def _read(tests: list[ast.expr], *, lengths: bool = False) -> dict[str, ast.expr
                     return None
             elif not isinstance(node, _PURE + _SMALL_PARTS):
                 return None
+            if id(node) in owners and isinstance(node, ast.Name):
+                continue  # its attribute is read
             if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) not in _BUILTINS:
                 found[ast.unparse(node)] = node
     return found

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import itertools
+import time
 from types import FrameType
 from typing import NamedTuple
 
 from torchmedic.observe.inside.loop_exits import Loop, comparisons_of, exits_of, has_no_way_out
-from torchmedic.observe.inside.peek import MISSING, fingerprint, shown, value_of
+from torchmedic.observe.inside.peek import MISSING, fingerprint, is_opaque, shown, value_of
 from torchmedic.records.inside import LoopView
 from torchmedic.source.syntax import CALLABLES, syntax_tree
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import locals_of
+
+# What the exits of the last loop read that was looked at, and since when: an earlier question is long ago.
+_SEEN: dict[tuple[int, str, int], tuple[tuple[str, ...], float]] = {}
 
 
 class Place(NamedTuple):
@@ -51,7 +55,7 @@ def prints_of(frames: list[FrameType]) -> dict[str, str]:
             exits = exits_of(loop, tree)
             for text, node in (exits.read | exits.guards).items():
                 value = value_of(node, frame, known)
-                if value is not MISSING:
+                if value is not MISSING and not is_opaque(value):
                     found[f"{id(frame)}:{text}"] = fingerprint(value)
     return found
 
@@ -81,6 +85,11 @@ def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
     known = dict(locals_of(frame))
     values = tuple(shown(value_of(node, frame, known)) for node in read.values()) if same else ()
     guarded = exits is not None and exits.guards_judged
+    key = id(frame), frame.f_code.co_filename, loop.lineno
+    prints = tuple(looks[-1].prints.get(f"{id(frame)}:{text}", "") for text in read) if same else ()
+    seen, since = _SEEN.pop(key, ((), 0.0))
+    _SEEN.clear()  # a thread is in one loop
+    _SEEN[key] = prints, since if prints and prints == seen else time.monotonic()
     receding = _receding(loop, frame, looks)
     return LoopView(
         file=frame.f_code.co_filename,
@@ -90,6 +99,7 @@ def _described(loop: Loop, frame: FrameType, looks: list[Look]) -> LoopView:
         kind="while" if isinstance(loop, ast.While) else "for",
         endless=has_no_way_out(loop),
         unchanged=tuple(read) if same else (),
+        unchanged_for=time.monotonic() - _SEEN[key][1],
         values=values or tuple(receding.values()),
         hopeless=same and guarded and exits is not None and all(_same(text, frame, looks) for text in exits.guards),
         receding=tuple(receding),

@@ -122,8 +122,8 @@ def fingerprint(value: Any) -> str:
     """Short text that changes if the value does, as far as that can be seen without asking the user's own classes."""
     if type(value) in _PLAIN:
         return repr(value)[:80]
-    if type(value) in _SIZED:
-        return f"{type(value).__name__} of {len(value)}"
+    if (kind := _sized(value)) is not None:
+        return f"{type(value).__name__} of {kind.__len__(value)}"
     version = getattr(value, "_version", None) if type(value).__module__.startswith("torch") else None
     if isinstance(version, int):
         return f"{type(value).__name__} {id(value):x} version {version}"
@@ -132,4 +132,21 @@ def fingerprint(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """A short text of a value for people."""
-    return fingerprint(value) if type(value) in _PLAIN + _SIZED else f"a {type(value).__name__}"
+    is_plain = type(value) in _PLAIN or _sized(value) is not None
+    return fingerprint(value) if is_plain else f"a {type(value).__name__}"
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether code of a class decides if this counts as true: it may change while the object is the same."""
+    if type(value) in _PLAIN or _sized(value) is not None or type(value).__module__.startswith("torch"):
+        return False
+    if any(kind.__name__ == "generic" and kind.__module__ == "numpy" for kind in type(value).__mro__):
+        return False  # one number
+    return any(name in kind.__dict__ for kind in type(value).__mro__ for name in ("__bool__", "__len__"))
+
+
+def _sized(value: Any) -> Any:
+    """The builtin container that a value is, or that its class adds to: a Counter, a defaultdict."""
+    kind = next((each for each in type(value).__mro__ if each in _SIZED), None)
+    own = type(value).__mro__[: type(value).__mro__.index(kind)] if kind is not None else ()
+    return None if any("__len__" in each.__dict__ or "__bool__" in each.__dict__ for each in own) else kind

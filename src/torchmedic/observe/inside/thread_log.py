@@ -64,8 +64,8 @@ class ThreadLog:
         self._watch_pools()
 
     def ended(self) -> tuple[EndedThread, ...]:
-        """The threads that ran code of the user's and have ended, the oldest first."""
-        return tuple(self._ended)
+        """The threads that ran code of the user's and have ended, the oldest first; failed tasks of asyncio last."""
+        return (*self._ended, *(_failed_tasks() or ()))
 
     @contained("observe.threads")
     def _starts(self, thread: Any, _: Any) -> None:
@@ -139,6 +139,31 @@ class ThreadLog:
         known = self._started.pop(id(thread), None)
         if known is not None:
             self._ended.append(replace(known, ended=time.time()))
+
+
+@contained("observe.threads")
+def _failed_tasks() -> list[EndedThread]:
+    """The tasks of asyncio whose exception nobody has asked for; to look at it here does not count as asking."""
+    tasks = sys.modules.get("asyncio.tasks")
+    kept: Any = getattr(tasks, "_scheduled_tasks", None) or getattr(tasks, "_all_tasks", ())
+    found: list[EndedThread] = []
+    try:
+        known_tasks = list(kept)
+    except RuntimeError:  # a loop that is at work has changed it
+        return found
+    for task in known_tasks:
+        error, code = getattr(task, "_exception", None), getattr(task.get_coro(), "cr_code", None)
+        places = _user_places(error) if getattr(task, "_log_traceback", False) else []
+        if places and error is not None and code is not None:
+            known = EndedThread(
+                name=task.get_name(),
+                target=code.co_qualname,
+                file=code.co_filename,
+                line=code.co_firstlineno,
+                awaitable=True,
+            )
+            found.append(_with_error(known, error, *places[-1]))
+    return found
 
 
 def _user_places(error: BaseException | None) -> list[tuple[FrameType, int]]:

@@ -100,6 +100,7 @@ def _thread(
         tid=getattr(known, "native_id", None) or 0,
         name=getattr(known, "name", ""),
         main=ident == main,
+        daemon=getattr(known, "daemon", True),
         frames=tuple(_frame(frame) for frame in _telling(frames)),
         waits_for=waits if isinstance(waits, LockView) else None,
         holds=tuple(locks),

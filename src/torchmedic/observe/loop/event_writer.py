@@ -22,12 +22,14 @@ from torchmedic.observe.loop.events import (
     Watched,
     are_numbers,
     is_mean,
+    nearest_owner,
     rates,
     step_fact,
 )
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
 from torchmedic.observe.loop.loads import own_states, unmatched, writes_of
 from torchmedic.observe.loop.passes import SHUFFLING
+from torchmedic.observe.loop.picture_looks import cut_pictures
 from torchmedic.observe.step.wrappers import inside
 from torchmedic.source.spots import Place
 from torchmedic.source.user_code import is_user_file, user_frame
@@ -93,8 +95,9 @@ class EventWriter(Habits):
     @contained("observe.habits")
     def backward_begins(self, roots: Any, frame: FrameType) -> None:
         self._backwards += 1
-        if 2 <= self._backwards <= 5:
+        if is_early := 2 <= self._backwards <= 5:
             self.reach.walk(roots, self.steps, self.owned)
+        nearest = nearest_owner(roots, self.optimizers.values()) if is_early else 0
         norms = {}
         if self.steps - self._woke < _NORM_STEPS:
             for number, watched in self.optimizers.items():
@@ -107,7 +110,7 @@ class EventWriter(Habits):
             self._asked += 1
             targets = targets_of(roots)
         self._has_labels = False
-        self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means, targets))
+        self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means, targets, nearest))
         if not self.growth.over and self.events:
             self.growth.backward_begins(roots, self.steps or self._backwards, self.events[-1].place)
 
@@ -260,6 +263,8 @@ class EventWriter(Habits):
             self.unmatched = [each for each in self.unmatched if each.state != id(state)]
         if self.steps and is_user_file(frame.f_code.co_filename):
             self.own_states += own_states(state, module, self._where(frame)[1])
+            owners = list(self.optimizers.values())
+            self.set_backs.loading(state, module, number, self._where(frame)[1], owners, self.steps)
 
     @contained("observe.habits")
     def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:
@@ -284,7 +289,8 @@ class EventWriter(Habits):
         whose = self.number(dataset) if dataset is not None else 0
         look = look_at(batch)
         self._has_labels = self._has_labels or bool(look.labels)
-        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn)
+        cut = cut_pictures(batch, dataset, indices, frame) if known is not None and position <= 1 else None
+        fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn, cut)
         self._add("fetch", whose, frame, fact)
 
 

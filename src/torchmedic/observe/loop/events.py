@@ -7,14 +7,17 @@ They stay on the device until somebody asks.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from torchmedic.observe.loop.batch_looks import NO_LOOK, BatchLook
 from torchmedic.observe.loop.overwrites import Overwrites
+from torchmedic.observe.loop.picture_looks import CutPictures
 from torchmedic.observe.loop.witness import State, Witness, witness_of
 from torchmedic.observe.step.tensors import parameters_of
+from torchmedic.source.objects.graph import walk
 from torchmedic.source.spots import Place
 
 _MAX_CYCLES = 3
@@ -82,7 +85,7 @@ class Watched:
 class Fetched(NamedTuple):
     """A batch that was fetched: its number in its pass, what it is made of, and how many the pass has.
 
-    `in_order` is the size of a batch where the items come in the order of the dataset.
+    `in_order` is the size of a batch where the items come in the order of the dataset. `cut` tells of pictures in it.
     """
 
     position: int
@@ -94,15 +97,29 @@ class Fetched(NamedTuple):
     direct: bool  # a loop of the user's takes it
     look: BatchLook = NO_LOOK
     drawn: int = 0  # items of a batch that were drawn at random, at the beginning of a pass
+    cut: CutPictures | None = None
 
 
 class BackwardFact(NamedTuple):
-    """A call of backward: whether a step called it (a closure), norms of the witnesses before it, by optimizer."""
+    """A call of backward: whether a step called it (a closure), norms of the witnesses before it, by optimizer.
+
+    `nearest` is the number of the optimizer whose weights are the nearest to the loss; 0 where nobody has looked.
+    """
 
     inside_step: bool
     norms: dict[int, float | None]
     is_mean: bool  # the loss is a mean that nothing was done to afterwards
     targets: frozenset[int] = frozenset()  # of the loss, where the labels of the batch are asked for
+    nearest: int = 0
+
+
+def nearest_owner(roots: Iterable[Any], optimizers: Iterable[Watched]) -> int:
+    """The number of the optimizer that has the weights which are the nearest to a loss; 0 where it has no choice."""
+    owners = {id(tensor): watched.number for watched in optimizers for tensor in watched.parameters}
+    if len(set(owners.values())) < 2:
+        return 0
+    nodes = walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), nearest_first=True)
+    return next((owner for node in nodes if (owner := owners.get(id(getattr(node, "variable", None))))), 0)
 
 
 class StepFact(NamedTuple):

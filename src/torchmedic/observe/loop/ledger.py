@@ -26,6 +26,7 @@ from torchmedic.observe.loop.loads import OwnState, Unmatched
 from torchmedic.observe.loop.numbering import Numbering, Sites
 from torchmedic.observe.loop.passes import Passes
 from torchmedic.observe.loop.reach import Reach
+from torchmedic.observe.loop.set_backs import SetBacks
 from torchmedic.observe.loop.standstill import Standstill
 from torchmedic.observe.loop.thaws import Thaws
 from torchmedic.source.spots import NOWHERE, Place
@@ -64,6 +65,7 @@ class Habits(Numbering):
         self.empty: tuple[Place, int, int] | None = None  # a loader without a batch: its loop, items, size of a batch
         self.is_ending = False
         self.unmatched: list[Unmatched] = []  # states that were loaded in vain
+        self.set_backs = SetBacks()
         self.passes = Passes()
         self.own_states: list[OwnState] = []  # that were loaded after an update
         self.wants_norms = False  # also where they must be waited for: something is suspected

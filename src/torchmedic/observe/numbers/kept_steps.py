@@ -202,7 +202,7 @@ class KeptBackwards:
         """Whether a frame that calls backward also computes the loss; asked once per place in the code."""
         key = (id(frame.f_code), frame.f_lasti)
         if key not in self._own_losses:
-            from torchmedic.source.segment.cut import makes_loss
+            from torchmedic.source.segment.names import makes_loss
 
             self._own_losses[key] = (frame.f_code, makes_loss(frame, frame.f_lineno))
         return self._own_losses[key][1]
@@ -227,7 +227,7 @@ def _names_of(frame: FrameType, forward_lasti: int | None) -> tuple[str, ...]:
     code = frame.f_code
     if sys.version_info < (3, 13) and looks_at_locals(code):
         return ()  # there is one dict of locals per frame: reading it here would change the user's
-    from torchmedic.source.segment.cut import data_names  # only needed where a device is read late
+    from torchmedic.source.segment.names import data_names  # only needed where a device is read late
 
     forward_line = None if forward_lasti is None else line_of(code, forward_lasti)
     names = data_names(frame, frame.f_lineno, forward_line)

@@ -61,6 +61,12 @@ def contents(
     return shapes, tuple(str(each.dtype)[6:] for each in found)
 
 
+def is_into_one(op: str, args: tuple[Any, ...]) -> bool:
+    """Whether the parts of all ranks are to be written into one and the same tensor: `[out] * world_size`."""
+    into = args[0][0] if op in ("all_gather", "gather") and args and args[0] else ()
+    return isinstance(into, list) and len(into) > 1 and all(each is into[0] for each in into) and into[0].numel() > 0
+
+
 def _parts(tensors: Any, splits: Any, size: int) -> tuple[int, ...]:
     """How many elements go to each rank, or come from it. `splits` are in rows; without them all parts are alike."""
     if not isinstance(tensors, Tensor):

@@ -21,7 +21,7 @@ from torchmedic.contained import contained
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
 from torchmedic.observe.ranks.models import Models
 from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
-from torchmedic.observe.ranks.samples import fingerprint_of, identity_of, line_of, size_of
+from torchmedic.observe.ranks.samples import fingerprint_of, identity_of, line_of, size_of, stream_of
 from torchmedic.observe.ranks.underway import Underway
 from torchmedic.observe.ranks.wrapping import Frozen, may_train_apart
 from torchmedic.observe.step.batches import Batches
@@ -51,7 +51,7 @@ class FactsOfRank:
         self._batches = batches
         self._clock = clock
         self._facts = RankFacts(rank=rank, pid=os.getpid(), world_size=world_size, host=socket.gethostname())
-        self._fetched: tuple[str, str, StackFrame | None] | None = None
+        self._fetched: tuple[str, str, StackFrame | None, StackFrame | None] | None = None
         self._has_loader: bool | None = None  # None until the first batch is known
         self._passes: WeakTable[Passes] = WeakTable()
         self._reading: weakref.ref[Any] | None = None  # the sampler of the last batch
@@ -63,7 +63,7 @@ class FactsOfRank:
         self.updates = 0  # counted by the hooks
         self.due = 1  # updates after which `stepped` is to be called; the hooks ask for nothing before
         self.begins = True  # whether the hooks are to tell of the beginning of an update
-        self._next_sample = 1
+        self._next_sample, self._past_rates = 1, 0.0
         self._exchanges = 0  # forwards whose backward exchanges gradients,
         self._exchanges_before = 0  # and those of earlier updates
         self._micro_steps = 0  # backwards of the update under way
@@ -124,7 +124,7 @@ class FactsOfRank:
         """Without a loader, the inputs of the model are the batch: before the updates 8, 16, 32 and 64."""
         self._has_loader = False
         if self._fetched is None and len(self._facts.batches) < _MAX_BATCHES:
-            self._fetched = fingerprint_of(inputs), "", line_of(user_frame(frame))
+            self._fetched = fingerprint_of(inputs), "", line_of(user_frame(frame)), None
 
     @contained("observe.rank_facts")
     def fetched(self, iterator: Any, batch: Any, frame: FrameType) -> None:
@@ -139,7 +139,7 @@ class FactsOfRank:
         self._has_loader = True
         if len(self._facts.batches) < _MAX_BATCHES:
             name = type(sampler).__name__ if sampler is not None else ""
-            self._fetched = fingerprint_of(batch), name, line_of(user_frame(frame))
+            self._fetched = fingerprint_of(batch), name, line_of(user_frame(frame)), stream_of(iterator)
 
     @contained("observe.rank_facts")
     def exchanging(self, work: Any, tensors: Any) -> None:
@@ -147,10 +147,11 @@ class FactsOfRank:
         self._underway.begun(work, tensors, sys._getframe(1))
 
     @contained("observe.rank_facts")
-    def scheduled(self, frame: FrameType) -> None:
-        """A scheduler has set learning rates."""
-        if self._facts.scheduling is None:
-            self._change(scheduling=line_of(user_frame(frame)))
+    def seen_at(self, what: str, frame: FrameType) -> None:
+        """A scheduler has set learning rates (`scheduling`), or a gather fills one tensor (`into_one`)."""
+        if getattr(self._facts, what) is None:
+            self._change(**{what: line_of(user_frame(frame))})
+        self._past_rates += sum(self._rates()) if what == "scheduling" else 0.0
 
     @contained("observe.rank_facts")
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -173,11 +174,11 @@ class FactsOfRank:
     def stepped(self) -> None:
         """The weights were updated."""
         if self._fetched is not None:
-            fingerprint, sampler, line = self._fetched
+            fingerprint, sampler, line, stream = self._fetched
             self._fetched = None
             if not self._facts.batches:
                 items = self._items() if self._has_loader else ()
-                self._change(items=items, sampler=sampler, loading=line)
+                self._change(items=items, sampler=sampler, loading=line, stream=stream)
             self._change(batches=(*self._facts.batches, fingerprint))
             if len(self._facts.batches) == _MAX_BATCHES:
                 self._write()
@@ -280,14 +281,15 @@ class FactsOfRank:
         if not all(tensor.is_cpu for tensor in weights) and not at_end:
             return  # to read them would wait for the device
         sizes = tuple(map(size_of, weights))
-        optimizer = self._optimizer() if self._optimizer is not None else None
-        rates = (
-            tuple(rate for group in optimizer.param_groups if type(rate := group.get("lr")) is float)
-            if optimizer is not None
-            else ()
+        sample = WeightSample(
+            updates=updates, sizes=sizes, rates=self._rates(), past_rates=self._past_rates, exchanges=self._exchanges
         )
-        sample = WeightSample(updates=updates, sizes=sizes, rates=rates, exchanges=self._exchanges)
         self._change(weights=(*self._facts.weights, sample), models=self._models.sampled())
+
+    def _rates(self) -> tuple[float, ...]:
+        optimizer = self._optimizer() if self._optimizer is not None else None
+        groups = optimizer.param_groups if optimizer is not None else ()
+        return tuple(rate for group in groups if type(rate := group.get("lr")) is float)
 
     # The file
 

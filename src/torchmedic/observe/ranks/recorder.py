@@ -24,7 +24,7 @@ from torch import Tensor
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.hooks import patches
 from torchmedic.observe.ranks.call_site import CallSites
-from torchmedic.observe.ranks.contents import METHODS, contents
+from torchmedic.observe.ranks.contents import METHODS, contents, is_into_one
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.store_mail import StoreMail
 from torchmedic.records import StackFrame
@@ -34,14 +34,12 @@ from torchmedic.runfolder.ring import FILE, Ring, described
 from torchmedic.source.user_code import user_frame
 
 _MAX_KNOWN = 4096  # descriptions kept
-_MAX_HANDLED = 4  # calls that are noted while one exception is handled
-_MAX_TEXT = 200
+_MAX_HANDLED, _MAX_TEXT = 4, 200  # calls that are noted while one exception is handled, and letters of its text
 _WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
 
 # Methods whose first argument is what they receive; what they send is the second.
 _SENT_SECOND = frozenset({"all_gather", "all_gather_single", "gather", "all_to_all", "reduce_scatter_single"})
-_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-_TO_ONE = frozenset({"send", "recv"})
+_ROOTED, _TO_ONE = frozenset({"broadcast", "reduce", "gather", "scatter"}), frozenset({"send", "recv"})
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -108,9 +106,8 @@ class Recorder:
         """In a forked child: the ring is the parent's."""
         self._ring = self.facts = self.mail = self.reducing = None
         self._sites.clear()
-        self._counts.clear()
-        self._models.clear()
-        self._passes.clear()
+        for known in (self._counts, self._models, self._passes):
+            known.clear()
         self._shut = self._has_left = False
 
     def _around(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,7 +191,7 @@ class Recorder:
             self.leaves("destroy_process_group()", sys._getframe(2))
 
     @contained("observe.ranks")
-    def leaves(self, how: str, frame: FrameType) -> None:
+    def leaves(self, how: str, frame: FrameType, *, has_failed: bool = False) -> None:
         """This rank leaves the job by itself: other ranks may still wait for it."""
         own = user_frame(frame)
         if own is None or self._path is None or self._has_left or self.paused:
@@ -203,7 +200,8 @@ class Recorder:
         line = StackFrame(file=own.f_code.co_filename, line=own.f_lineno, function=own.f_code.co_name)
         error = sys.exc_info()[1]
         handled = _told(error) if isinstance(error, Exception) else None
-        write_atomically(self._path / LEAVING, msgspec.json.encode(Leaving(how=how, frame=line, handled=handled)))
+        leaving = Leaving(how=how, frame=line, handled=handled, has_failed=has_failed)
+        write_atomically(self._path / LEAVING, msgspec.json.encode(leaving))
 
     @contained("observe.ranks")
     def _marks_of(self, module: Any) -> Marks:
@@ -250,6 +248,8 @@ class Recorder:
         if text is None:
             size = group.size() if group is not None else 0
             text = described(op, name, *contents(op, args, kwargs, tensors, size), peer, tag)
+            if self.facts is not None and is_into_one(op, args):
+                self.facts.seen_at("into_one", sys._getframe(1))
             if len(self._texts) >= _MAX_KNOWN:
                 self._texts.clear()
             if key is not None:

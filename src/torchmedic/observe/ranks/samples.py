@@ -12,9 +12,11 @@ import torch
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import StackFrame
 from torchmedic.source.objects.finite import has_values
+from torchmedic.source.user_code import is_user_file
 
 _MAX_TENSORS = 4  # of a batch
 _SAMPLED_ELEMENTS = 64  # of a tensor of a batch
+_MAX_DATASETS = 4  # one around another
 _SAMPLED_WEIGHTS = 1024  # elements of one weight
 
 
@@ -61,3 +63,16 @@ def line_of(frame: FrameType | None) -> StackFrame | None:
     if frame is None:
         return None
     return StackFrame(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
+
+
+def stream_of(iterator: Any) -> StackFrame | None:
+    """The `__iter__` of the user's IterableDataset that a loader reads, also where a library has wrapped it."""
+    dataset = getattr(iterator, "_dataset", None)
+    for _ in range(_MAX_DATASETS):
+        if not isinstance(dataset, torch.utils.data.IterableDataset):
+            break
+        code = getattr(type(dataset).__iter__, "__code__", None)
+        if code is not None and is_user_file(code.co_filename):
+            return StackFrame(file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
+        dataset = getattr(dataset, "dataset", None)
+    return None

@@ -33,13 +33,14 @@ from torchmedic.replay.isolation.undo import (
     cell,
     class_attributes,
     is_bound,
+    of_tensor,
     settings,
     slot,
     steady,
     told_by_itself,
 )
 from torchmedic.source.objects.containers import CONTAINERS, first_values, length
-from torchmedic.source.objects.parts import attributes, is_users, members_of, own_dict, parts
+from torchmedic.source.objects.parts import attributes, is_users, members_of, own_dict, parts, parts_of_tensor
 from torchmedic.source.user_code import PACKAGE, is_user_file
 from torchmedic.source.user_variables import user_modules
 
@@ -159,9 +160,8 @@ class Walk:
 
     def _visit(self, value: Any, kind: type) -> None:
         if issubclass(kind, torch.Tensor):
-            if value.is_leaf:
-                wanted = value.requires_grad
-                self.records.append(lambda: None if value.requires_grad is wanted else value.requires_grad_(wanted))
+            self.records += of_tensor(value, kind)
+            self._push(part.item for part in parts_of_tensor(value, kind))
         elif issubclass(kind, (*CONTAINERS, tuple, frozenset)):
             is_shared = id(value) in self._shared
             self.is_shared |= is_shared

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torchmedic.source.objects.containers import items, pairs
+from torchmedic.source.objects.parts import HOOK_TABLES_OF_TENSORS, attributes_of_tensor
 
 PutBack = Callable[[], None]
 
@@ -137,6 +138,31 @@ def _in_slot(value: Any, member: Any) -> Any:
         return member.__get__(value)
     except AttributeError:
         return _EMPTY
+
+
+def of_tensor(tensor: torch.Tensor, kind: type) -> Iterator[PutBack]:
+    """What is put on a tensor, and stays there: whether it wants a gradient, hooks, attributes of the user's."""
+    if tensor.is_leaf:
+        yield Noted(lambda: tensor.requires_grad, tensor.requires_grad_)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        yield from (_table_of_hooks(tensor, name) for name in HOOK_TABLES_OF_TENSORS)
+    yield _attributes_of_tensor(tensor)
+
+
+def _table_of_hooks(tensor: torch.Tensor, name: str) -> Noted:
+    def write(before: Any) -> None:
+        getattr(tensor, name).clear()  # torch goes on calling what is in a table that was taken away
+        setattr(tensor, name, before)
+
+    return Noted(lambda: getattr(tensor, name), write)
+
+
+def _attributes_of_tensor(tensor: torch.Tensor) -> Noted:
+    def write(before: dict[str, Any]) -> None:
+        tensor.__dict__.clear()
+        tensor.__dict__.update(before)
+
+    return Noted(lambda: dict(attributes_of_tensor(tensor)), write, _have_same_items)
 
 
 def steady(iterator: Any) -> Noted:

@@ -28,7 +28,8 @@ from torchmedic.replay.step.reused_results import draws_from_iterator, reusable_
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step import Step, earlier
 from torchmedic.source.assignments import names_read, names_written, read_first
-from torchmedic.source.segment.cut import CannotCut, names_changed, names_renewed
+from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.segment.names import names_changed, names_renewed
 
 BATCH = "__torchmedic_batch__"  # in the variables of a replay: the present batch with the data of then
 _DATA = (int, float, str, list, tuple, dict)

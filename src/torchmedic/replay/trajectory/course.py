@@ -140,16 +140,16 @@ class Trajectory:
             self.seconds += self._now() - started
         return Course(change, tuple(losses), *zip(*sizes, strict=True))
 
-    def look(self) -> Microscope | None:
-        """The first step under the microscope, with the weights of the copy."""
-        step = self.units[0].step
+    def look(self, at: int = 0) -> Microscope | None:
+        """A step under the microscope, with the weights of the copy; of the first one the loss is read as well."""
+        step = self.units[at].step
         scope = Microscope(deadline=self._deadline, watch=step.runner.parameters)
         with rewound(self._copy):
-            played = step.runner.play(scope, unscaled(), ending_at(stepping(self.units[0])))
+            played = step.runner.play(scope, unscaled(), ending_at(stepping(self.units[at])))
             if played.error is not None:
                 return None
             scope.read()
-            if played.roots:
+            if played.roots and at == 0:
                 self.reduction = reduction_of(played.roots[-1])
                 self.reduced_at = scope.op_of(self.reduction.node) if self.reduction.node is not None else None
                 self.sign = sign_of_loss(played.roots[-1], scope)

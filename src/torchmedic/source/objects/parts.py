@@ -42,7 +42,7 @@ _OPEN = ("torch.utils.data", "asyncio.queues")
 _INTERNAL_OF_MODULES = frozenset({"_parameters", "training", "_non_persistent_buffers_set"})
 _DICTS = frozenset({dict, OrderedDict})
 _DESCRIPTORS = (FunctionType, property, staticmethod, classmethod, functools.cached_property)
-_HOOK_TABLES_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+HOOK_TABLES_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _MIN_REFERENTS = 2  # referents of a tensor that leads somewhere: its class, and something else
 
 
@@ -120,7 +120,7 @@ def parts_of_tensor(tensor: torch.Tensor, kind: type) -> Iterator[Part]:
     if len(gc.get_referents(tensor)) < _MIN_REFERENTS:
         return
     yield from (Part(name, item) for name, item in attributes_of_tensor(tensor))
-    for name in _HOOK_TABLES_OF_TENSORS if kind in (torch.Tensor, torch.nn.Parameter) else ():
+    for name in HOOK_TABLES_OF_TENSORS if kind in (torch.Tensor, torch.nn.Parameter) else ():
         table = getattr(tensor, name, None)
         if table:
             yield Part(name, table, hooks=True)

@@ -16,7 +16,6 @@ from torchmedic.source.assignments import names_read, names_written, read_first
 from torchmedic.source.segment.standalone import Standalone
 from torchmedic.source.syntax import (
     CALLABLES,
-    FUNCTIONS,
     LOOPS,
     Block,
     blocks,
@@ -28,7 +27,6 @@ from torchmedic.source.syntax import (
     innermost_block,
     is_module,
     loop_names,
-    nodes_in,
     spans,
     spans_block,
     syntax_tree,
@@ -105,12 +103,18 @@ def cut(
         block = _block_around(body, block, line)
         if block is body and is_module(frame.f_code):
             raise CannotCut("the whole script would have to run again")
-    statements = _truncate(block, (line, _LINE_END if column is None else column), include_failing)
+    point = (line, _LINE_END if column is None else column)
+    statements = _truncate(block, point, include_failing)
+    if not statements and block is not body:  # `for optimizer in optimizers: optimizer.step()`: the step is outside
+        outer = _block_around(body, block, line)
+        before = _truncate(outer, point, include_failing)
+        is_step = any(map(_runs_backward, before)) and not (outer is body and is_module(frame.f_code))
+        block, statements = (outer, before) if is_step else (block, statements)
     if through_backward:
         statements = _go_on(statements, block, line)
     if not statements:
         raise CannotCut("no statement stands before the failing one")
-    kept = needed(statements, _tensor_names(frame))
+    kept = _needed(statements, frame)
     prepared: Block = []
     for statement in kept:
         result = Standalone(frame).visit(copy.deepcopy(statement))
@@ -193,6 +197,8 @@ def _truncate(block: Block, point: tuple[int, int], include_failing: bool) -> Bl
                 shortened = copy.copy(statement)
                 shortened.body = body
                 kept.append(shortened)
+        elif isinstance(statement, LOOPS) and not include_failing and not _truncate(inner, point, include_failing):
+            pass  # its turns do nothing but what failed
         elif isinstance(statement, LOOPS | CALLABLES | ast.ClassDef):
             kept.append(statement)  # the forward pass is outside, so all of the loop belongs to the step
         else:
@@ -226,14 +232,37 @@ def _tensor_names(frame: FrameType) -> set[str]:
     return {name for name, value in frame.f_locals.items() if hasattr(type(value), "grad_fn")}
 
 
-def needed(statements: Block, tensors: set[str]) -> Block:
+def _needed(statements: Block, frame: FrameType) -> Block:
     """Leave out what only keeps books: an expression statement whose call is known to do no more than that."""
-    last = len(statements) - 1
+    last, tensors = len(statements) - 1, _tensor_names(frame)
     return [
         statement
         for position, statement in enumerate(statements)
-        if position == last or not _is_bookkeeping(statement, statements[position + 1 :], tensors)
+        if position == last
+        or not _is_bookkeeping(statement, statements[position + 1 :], tensors)
+        or _updates_copy(statement, frame)
     ]
+
+
+def _updates_copy(statement: ast.stmt, frame: FrameType) -> bool:
+    """Whether a call of `update` is given a model, as in `ema.update(model)`: it is no counter and no progress bar."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="update"), args=args)):
+            return any(hasattr(type(_value(given, frame)), "named_parameters") for given in args)
+    return False
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """The value of a name or an attribute, or that on which a method is called; nothing of the user's is run."""
+    match node:
+        case ast.Name(id=name):
+            return frame.f_locals.get(name, frame.f_globals.get(name))
+        case ast.Attribute(value=owner, attr=name):
+            held = vars(found) if hasattr(found := _value(owner, frame), "__dict__") else {}
+            return held.get(name, held.get("_modules", {}).get(name))
+        case ast.Call(func=ast.Attribute(value=owner)):
+            return _value(owner, frame)
+    return None
 
 
 def _is_bookkeeping(statement: ast.stmt, rest: Block, tensors: set[str]) -> bool:
@@ -246,55 +275,3 @@ def _is_bookkeeping(statement: ast.stmt, rest: Block, tensors: set[str]) -> bool
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
     return callee(statement.value) in BOOKKEEPING
-
-
-def data_names(frame: FrameType, line: int, forward_line: int | None) -> frozenset[str]:
-    """Names that the statements up to a line read before they assign them, or assign from a call.
-
-    Only such as get another value from step to step: the others can be asked when they are needed.
-    """
-    try:
-        segment = cut(frame, line, forward_line)
-    except CannotCut:
-        return frozenset()
-    code = frame.f_code
-    given = set(
-        code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    )  # anew, where the function is called again
-    return frozenset((read_first(segment.statements) | names_fetched(segment)) & (names_renewed(frame, line) | given))
-
-
-def makes_loss(frame: FrameType, line: int) -> bool:
-    """Whether a statement that calls backward reads what the statements before it in the same block have made."""
-    try:
-        *before, last = cut(frame, line, None).statements
-    except CannotCut:
-        return False
-    return not names_read(last).isdisjoint({name for statement in before for name in names_written(statement)})
-
-
-def names_renewed(frame: FrameType, line: int) -> set[str]:
-    """Names that the loops around a line bind; where there is none, a function is called anew for each step."""
-    tree = syntax_tree(frame.f_code.co_filename, frame.f_globals)
-    around = [node for node in nodes_in(tree) if isinstance(node, FUNCTIONS | LOOPS) and has_line(node, line)]
-    function = max((node.lineno for node in around if isinstance(node, FUNCTIONS)), default=0)
-    loops = [node for node in around if isinstance(node, LOOPS) and node.lineno >= function]
-    if loops:
-        return {name for loop in loops for name in names_written(loop)}
-    return set(frame.f_code.co_varnames) | set(frame.f_code.co_cellvars)
-
-
-def names_fetched(segment: Segment) -> set[str]:
-    """Names whose value comes from a call, which may be one that a replay cannot make again."""
-    return {
-        name
-        for statement in segment.statements
-        if any(isinstance(node, ast.Call) for node in ast.walk(statement))
-        for name in names_written(statement)
-    }
-
-
-def names_changed(segment: Segment) -> set[str]:
-    """Names that the step reads and then gives another value: what they hold at its end is not what it began with."""
-    written = {name for statement in segment.statements for name in names_written(statement)}
-    return read_first(segment.statements) & written

@@ -40,7 +40,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return _refused_loss(evidence)
     if not any(frame.file.endswith("grad_scaler.py") for frame in evidence.library_frames):
         return None
-    return _repeated(evidence) or _no_gradients(evidence) or _low_precision(evidence)
+    return _repeated(evidence) or _never_scaled(evidence) or _no_gradients(evidence) or _low_precision(evidence)
 
 
 def _refused_loss(evidence: RaisedEvidence) -> Draft | None:
@@ -84,6 +84,23 @@ def _repeated(evidence: RaisedEvidence) -> Draft | None:
     if updates or frame is None:
         return draft.help(f"call `{name}` once between two calls of `update()`")
     return draft.because("no `update()` stands in this function").help("call `scaler.update()` after every `step`")
+
+
+def _never_scaled(evidence: RaisedEvidence) -> Draft | None:
+    """`scaler.step(optimizer)` where no loss has gone through `scaler.scale`."""
+    if not evidence.says("_scale is None"):
+        return None
+    plain = [
+        (file, call)
+        for file, tree in user_trees()
+        for call in calls_in(tree, "backward")
+        if isinstance(call.func, ast.Attribute) and not call.args and "scale(" not in ast.unparse(call.func)
+    ]
+    draft = check.draft(evidence, "proven", "the scaler has not scaled any loss")
+    draft.cause = "it begins with the first `scale(loss)`, and until then has no factor to divide the gradients by"
+    draft.at(node_location("cause", *plain[0], "this loss is not scaled") if len(plain) == 1 else None)
+    draft.at(*evidence.at_user_line("surfaced" if draft.has_place else "cause", "the factor is wanted here"))
+    return draft.help("call `scaler.scale(loss).backward()` in place of `loss.backward()`")
 
 
 def _no_gradients(evidence: RaisedEvidence) -> Draft | None:

@@ -70,6 +70,12 @@ _REFUSALS = (
         "statistics; give any other such tensor to the function as an argument, and return it",
     ),
     _Refusal(
+        ("to return a Tensor, got",),
+        "the function that `grad` is to differentiate does not return one tensor",
+        "a gradient is that of one number; what else the function returns must be announced",
+        "return the loss alone, or return `(loss, others)` and call `grad(function, has_aux=True)`",
+    ),
+    _Refusal(
         ("requires_grad_() (or perhaps using torch.autograd.functional", "backward() called inside a functorch"),
         "gradients are asked for with `requires_grad_` or `backward` inside a transform of `torch.func`",
         "a transform keeps no `.grad`: it returns gradients",

@@ -48,9 +48,10 @@ _NEVER_GRADED = frozenset(CHOOSING) - {"argmax"}
 def check(evidence: CheckUp) -> Diagnosis | None:
     for graph in evidence.graphs:
         if graph.lost_terms is not None:
-            found = _lost_term(evidence, graph, graph.lost_terms) or _foreign_term(evidence, graph, graph.lost_terms)
-            if found is not None:
-                return found
+            for look in (_lost_term, _foreign_term, _term_of_inputs):
+                found = look(evidence, graph, graph.lost_terms)
+                if found is not None:
+                    return found
     return None
 
 
@@ -114,6 +115,37 @@ def _foreign_term(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagn
     )
     cure = "use `rsample()`" if cut.name == "sample" else f"give the layers the tensor without {how}"
     return draft.help(cure, safety="changes-training").done(step=graph.step, severity="warning")
+
+
+def _term_of_inputs(evidence: CheckUp, graph: LossGraph, lost: LostTerms) -> Diagnosis | None:
+    """A term that has a graph only by inputs, as by `cos(t)`: the weights were in a derivative that has none."""
+    foreign = graph.foreign
+    birth = foreign.whole.birth if foreign is not None else None
+    if foreign is None or foreign.is_used or birth is None or not birth.sites or lost.calls_of(foreign.leaves):
+        return None
+    cuts = [cut for cut in lost.cuts if not cut.is_of_other_turn and cut.sites]
+    index = next((place for place, number in foreign.whole.inputs() if number == foreign.term.number), None)
+    if index is None or not cuts:
+        return None
+    text, found = _cuts_of(MixedSum(birth.sites, index == 1), cuts, _callees(cuts))
+    if not text or len({cut.sites[0] for cut in found}) != 1 or found[0].name != "autograd.grad":
+        return None  # what is detached as well, as the samples of an energy, is meant to have no graph
+    behind = found[0].behind
+    if not behind & foreign.owned or not behind - foreign.owned:
+        return None
+    draft = check.draft(
+        evidence,
+        "proven",
+        f"the term `{text}` of the loss adds nothing to the gradient of any trained parameter",
+        f"{HOW['autograd.grad']} drops the graph that leads to the parameters; only the inputs are left in the term",
+    )
+    draft.at(
+        evidence.at("cause", found[0].sites, "the graph ends here"),
+        evidence.of_node("surfaced", foreign.whole, f"`{text}` trains nothing"),
+    )
+    draft.because(f"the graph that is dropped leads to {len(behind & foreign.owned)} trained parameters")
+    draft.help("write `create_graph=True`", safety="changes-training")
+    return draft.done(step=graph.step, severity="warning")
 
 
 def _callees(cuts: list[Cut]) -> Callees:

@@ -12,7 +12,7 @@ from torchmedic.diagnose.words.format import duration
 from torchmedic.records.inside import EndedThread, LockView
 from torchmedic.records.report import Location
 from torchmedic.records.stall import Stall
-from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, nodes_in, syntax_tree
 from torchmedic.source.user_code import relative
 
 _SIGNALS = {
@@ -63,6 +63,13 @@ def last_ended(stall: Stall, waiter: Waiter, wanted: LockView) -> Ended | None:
     return next(iter([*(each for each in reversed(found) if each.same), *reversed(found)]), None)
 
 
+def signals(thread: EndedThread) -> bool:
+    """Whether the function of an ended thread or task gives items or signals to others."""
+    functions = (node for node in nodes_in(syntax_tree(thread.file)) if _starts_at(node, thread.line))
+    given = {name for names in _SIGNALS.values() for name in names} - {"wait"}
+    return any(callee(call) in given for function in functions for call in calls_in(function))
+
+
 def _read(thread: EndedThread, wanted: LockView) -> Ended | None:
     """What the source shows of a thread's function; None if it signals nothing of the kind."""
     tree = syntax_tree(thread.file)
@@ -80,9 +87,9 @@ def _read(thread: EndedThread, wanted: LockView) -> Ended | None:
 
 
 def _starts_at(node: ast.AST, line: int) -> bool:
-    if not isinstance(node, ast.FunctionDef | ast.Lambda):
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return False
-    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
     return min([node.lineno, *(each.lineno for each in decorators)]) == line
 
 

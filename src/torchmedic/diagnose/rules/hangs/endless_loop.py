@@ -37,8 +37,14 @@ def check(stall: Stall) -> Draft | None:
             continue
         if _may_be_ended_by_others(view, loop, stall, process):
             continue
+        if not (_is_certain(loop) or loop.receding or stall.attached) and loop.unchanged_for < stall.limit:
+            continue  # luck may end it soon: it is told when it is examined again
         return _told(stall, process, view, loop)
     return None
+
+
+def _is_certain(loop: LoopView) -> bool:
+    return loop.endless or loop.hopeless or (bool(loop.receding) and "!=" in loop.code)
 
 
 def _may_be_ended_by_others(view: InsideView, loop: LoopView, stall: Stall, process: ProcessView) -> bool:
@@ -56,7 +62,7 @@ def _waits(ident: int, view: InsideView) -> bool:
 def _told(stall: Stall, process: ProcessView, view: InsideView, loop: LoopView) -> Draft:
     thread = view.main
     assert thread is not None
-    certain = loop.endless or loop.hopeless or (bool(loop.receding) and "!=" in loop.code)
+    certain = _is_certain(loop)
     if loop.endless:
         why = "it is `while True` without a `break`, `return` or `raise`"
     else:

@@ -5,7 +5,8 @@ that it holds itself; or a thread waits for an item, for room in a queue or for 
 thread needs that would give it. None of them can ever continue.
 
 Why: two locks that are taken in a different order in two places; a `threading.Lock` that the same thread takes again (a
-method that locks calls another method that locks); a thread that is joined while its lock is held.
+method that locks calls another method that locks); a thread that is joined, or a loader that is read, while a lock is
+held that the thread or a worker needs.
 
 Cure: take locks in the same order everywhere, use `threading.RLock` if a thread may take its own lock again, and do not
 wait for a thread (`join`, `result`, `get`) while holding a lock that it needs.
@@ -16,7 +17,8 @@ from __future__ import annotations
 from torchmedic.diagnose.rule import Draft
 from torchmedic.diagnose.rules.hangs._nobody_left import named, nobody
 from torchmedic.diagnose.rules.hangs._wait_chain import GIVEN, waiter_of
-from torchmedic.diagnose.words.stall import at, lock_at, short, stall_rule
+from torchmedic.diagnose.rules.hangs.worker_stuck import waits_for_batch
+from torchmedic.diagnose.words.stall import at, lock_at, main_line, short, stall_rule
 from torchmedic.records import Role
 from torchmedic.records.inside import InsideView, PyThread
 from torchmedic.records.stall import Stall
@@ -30,6 +32,30 @@ def check(stall: Stall) -> Draft | None:
             given = next((thread for thread in cycle if _owner(thread, view) is None), None)
             if given is None or _is_hopeless(stall, view.pid, given):
                 return _told(stall, cycle, given)
+    return _with_worker(stall)
+
+
+def _with_worker(stall: Stall) -> Draft | None:
+    """The main thread waits for a batch and holds the lock that the worker needs which is to deliver it."""
+    main = stall.thread
+    if main is None or not main.holds or not waits_for_batch(main):
+        return None
+    for process in stall.processes:
+        view = stall.inside.get(process.pid)
+        thread = view.main if view is not None and process.is_loader_worker else None
+        wanted = thread.waits_for if thread is not None and not thread.moved else None
+        waiter = waiter_of(stall, process.pid, process.pid)
+        if thread is None or wanted is None or waiter is None or waiter.ends_by_itself or not wanted.shared:
+            continue
+        taken = next((each for each in main.holds if each.identity == wanted.identity), None)
+        if taken is None:  # a fork leaves a lock at its address
+            continue
+        draft = check.draft(stall, "proven")
+        draft.message = f"deadlock: the main thread waits for a batch and holds `{taken.name}`, which the worker needs"
+        draft.cause = f"worker {process.pid} waits for this {wanted.kind}, and so never delivers its batch"
+        draft.at(lock_at(taken, "cause", f"{named(main)} took `{taken.name}` here and holds it"))
+        draft.at(at(thread.user_frame, "origin", f"the worker waits for `{wanted.name}` here"), main_line(stall))
+        return draft.help(f"ask the loader for batches without holding `{taken.name}`")
     return None
 
 

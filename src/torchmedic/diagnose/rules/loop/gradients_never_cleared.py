@@ -12,12 +12,19 @@ accumulation over several micro-batches, call it once per update too, not once p
 
 from __future__ import annotations
 
+import ast
+from typing import NamedTuple
+
 from torchmedic.detect.loop.incident import GradientsNeverCleared
 from torchmedic.diagnose.cures.edits import line_added_after, line_added_before
 from torchmedic.diagnose.rule import Draft, loop_rule
 from torchmedic.evidence.loop import LoopEvidence
 from torchmedic.replay.trace.values import number
-from torchmedic.source.syntax import calls_in, has_line, syntax_tree
+from torchmedic.source.live_frames import place
+from torchmedic.source.syntax import calls_in, has_line, nodes_in, syntax_tree
+from torchmedic.source.user_variables import user_trees
+
+_CLEARING = "optimizer_zero_grad"  # of a LightningModule
 
 
 @loop_rule("TM601", "gradients-never-cleared", GradientsNeverCleared)
@@ -37,6 +44,8 @@ def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Draft | No
         f"{number(after)} in the last steps",
         "the same gradient tensor has been in place at every update, and only backward has written to it",
     )
+    if (override := _empty_override()) is not None:
+        return draft.help(f"call `optimizer.zero_grad()` in `{override.name}`", safety="changes-training")
     if incident.in_closure:
         added = line_added_before(incident.backward, f"{name}.zero_grad()")
         return draft.help(f"clear them in the closure: `{name}.zero_grad()`", patch=added, safety="changes-training")
@@ -50,6 +59,10 @@ def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Draft | No
 def _place(evidence: LoopEvidence, incident: GradientsNeverCleared, draft: Draft) -> None:
     """Name the line to change: a call of `zero_grad` in the wrong place, backward in a closure, or the update."""
     stay = "the gradients it has used stay, and the next ones are added"
+    if (override := _empty_override()) is not None:
+        surfaced = evidence.at("surfaced", incident.backward, "adds to the gradients of all earlier calls", "backward")
+        draft.at(place("cause", override.file, override.line, "is called to clear them, and does not"), surfaced)
+        return
     if incident.in_closure:
         draft.at(
             evidence.at("cause", incident.backward, "adds to the gradients of all earlier calls", "backward"),
@@ -63,6 +76,21 @@ def _place(evidence: LoopEvidence, incident: GradientsNeverCleared, draft: Draft
         update,
         evidence.at("surfaced", incident.backward, "adds to what is there", "backward"),
     )
+
+
+class _Override(NamedTuple):
+    name: str
+    file: str
+    line: int
+
+
+def _empty_override() -> _Override | None:
+    """A method of the user's that a framework calls to clear gradients, and that clears none."""
+    for file, tree in user_trees():
+        for node in nodes_in(tree):
+            if isinstance(node, ast.FunctionDef) and node.name == _CLEARING and not list(calls_in(node, "zero_grad")):
+                return _Override(node.name, file, node.lineno)
+    return None
 
 
 def _is_misplaced(incident: GradientsNeverCleared) -> bool:

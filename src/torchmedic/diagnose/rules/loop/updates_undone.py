@@ -1,8 +1,8 @@
 """What an update changes is undone before the next update, so the weights never get anywhere.
 
 What: between two updates, a line sets the weights to other values: to new random values, or to an average in which the
-last update counts next to nothing. Or weight decay takes so much of each weight in every
-update that nothing is left of an update after a few others.
+last update counts next to nothing. Or a target network is copied into the trained model, and not the other way round.
+Or weight decay takes so much of each weight in every update that nothing is left of an update after a few others.
 
 Why: the weights are initialised in the function that trains one batch. The averaged weights of an evaluation are copied
 into the model and not replaced by its own afterwards, or the average is written to the model instead of the copy that
@@ -23,6 +23,8 @@ from torchmedic.source.lookup.named_numbers import DECAY, set_and_used
 
 @loop_rule("TM629", "updates-undone", UpdatesUndone)
 def check(evidence: LoopEvidence, incident: UpdatesUndone) -> Draft | None:
+    if incident.set_back:
+        return _set_back(evidence, incident)
     return _decay(evidence, incident) if incident.decay else _overwritten(evidence, incident)
 
 
@@ -47,6 +49,25 @@ def _overwritten(evidence: LoopEvidence, incident: UpdatesUndone) -> Draft:
     if not incident.is_new:
         draft.help("where an average is to follow the model, write the new average to the copy, and not to the model")
     draft.help("initialise or replace the weights once, before the loop, and not in each step")
+    return draft.rated("warning")
+
+
+def _set_back(evidence: LoopEvidence, incident: UpdatesUndone) -> Draft:
+    draft = check.draft(evidence, "likely")
+    draft.message = "the model does not learn: it is set back to the weights of a model that never changes"
+    draft.cause = (
+        f"the same weights were loaded into the trained model {incident.set_back} times, and each time its updates "
+        "were lost"
+    )
+    draft.at(evidence.at("cause", incident.cause, "sets the trained model back", "load_state_dict"))
+    draft.at(evidence.at("surfaced", incident.update, "is undone", "step"))
+    draft.because(
+        "the model that is copied takes part in the steps, no optimizer has its weights, and nothing wrote to them",
+        "the optimizer of the trained model kept its moving averages all the while",
+    )
+    draft.help(
+        "copy the other way round, from the trained model into the copy: `copy.load_state_dict(model.state_dict())`"
+    )
     return draft.rated("warning")
 
 

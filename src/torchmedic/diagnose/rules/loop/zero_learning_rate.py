@@ -27,9 +27,13 @@ def check(evidence: LoopEvidence, incident: ZeroLearningRate) -> Draft | None:
     if incident.first:
         draft.cause = f"the schedule makes 0 of a learning rate of {incident.first:g}"
         label, cure = "gives 0", "let the schedule give a factor above 0"
+    if incident.is_whole:
+        draft.message = f"the weights do not change: the learning rate was exactly 0 in each of the first {updates}"
+        draft.cause = "an integer division gives 0 for each number that is smaller than the divisor"
+        label, cure = "gives 0", "divide with `/` instead of `//`"
     draft.at(evidence.at("cause", incident.cause, label))
     draft.at(evidence.at("surfaced", incident.update, "changes nothing", "step"))
     if incident.scheduled:
         draft.because(f"its schedule has moved {incident.scheduled} times and the rate is still 0")
     draft.help(cure, safety="changes-training")
-    return draft.rated("error" if incident.is_alone else "warning")
+    return draft.rated("error" if incident.is_alone and not incident.is_whole else "warning")

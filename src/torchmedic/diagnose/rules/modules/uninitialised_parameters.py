@@ -27,6 +27,9 @@ from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_nodes
 from torchmedic.source.lookup.layers import roots
 from torchmedic.source.syntax import calls_in
+from torchmedic.source.user_variables import user_trees
+
+_OTHERS = re.compile("optim|sched|scaler|loader|sampler", re.I)  # that have a state, and are no modules
 
 
 @rule("TM174", "uninitialised-parameters")
@@ -85,10 +88,27 @@ def _meta(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"{subject} was used while its parameters are on the `meta` device, without values"
     draft.cause = f"`{name}` has the shape {shape(parameter)} and no memory"
-    draft.at(*evidence.at_user_line("cause", "its parameters hold no values"))
+    draft.at(_loaded_in_vain())
+    is_loaded = draft.has_place
+    draft.at(*evidence.at_user_line("surfaced" if is_loaded else "cause", "its parameters hold no values"))
     count = len({id(item) for _, _, item in held})
     draft.because(f"{count} parameters are on `meta`")
+    if is_loaded:
+        return draft.help("load the state with `assign=True`: its tensors then take the place of those on `meta`")
     return draft.help("give it memory with `model.to_empty(device=...)`, then load or initialise the weights")
+
+
+def _loaded_in_vain() -> Location | None:
+    """The only line that loads a state into a module: values are copied, and parameters on `meta` take none."""
+    found = [
+        (file, call)
+        for file, tree in user_trees()
+        for call in calls_in(tree, "load_state_dict")
+        if isinstance(call.func, ast.Attribute) and not _OTHERS.search(ast.unparse(call.func.value))
+    ]
+    if len(found) != 1 or any(each.arg in ("assign", None) for each in found[0][1].keywords):
+        return None
+    return node_location("cause", *found[0], "copies values, and parameters on `meta` take none")
 
 
 def _meta_buffer(evidence: RaisedEvidence) -> Draft | None:

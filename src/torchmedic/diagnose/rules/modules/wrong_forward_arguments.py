@@ -1,14 +1,16 @@
 """A module was called with arguments that its `forward` does not accept.
 
 What: the arguments of `module(...)` are passed to `module.forward(...)`. An argument is missing, there is one too many,
-or an argument has a name that `forward` does not have.
+or an argument has a name that `forward` does not have. The same happens to a function of the script that a library
+calls: a hook, a callback, a method of a Trainer that a subclass writes anew.
 
 Why: a loss called without its target, `nn.Sequential`, which passes one value from module to module, a `forward`
 without `self`, or a signature that was changed in one place only. A Trainer that wants the loss of the model leaves out
 all fields of the data that are no arguments of `forward`, so labels under another name never arrive, nor does a field
 that only `compute_loss` or a collate function reads.
 
-Cure: call the module with the arguments of its signature, or change the signature. A Trainer keeps all fields with
+Cure: call the module with the arguments of its signature, or change the signature. What a library calls takes the
+arguments of its documentation; `**kwargs` at the end takes those of a later version. A Trainer keeps all fields with
 `TrainingArguments(remove_unused_columns=False)`.
 """
 
@@ -16,7 +18,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -27,13 +31,15 @@ from torchmedic.diagnose.words.tensors import fed_by, layer_name
 from torchmedic.evidence.dataset_item import fetch_again
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
-from torchmedic.source.live_frames import frames_of, node_location, place
+from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.failing_call import raising_call
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
+_REFUSED = re.compile(r"([\w.<>]+)\(\) (?:takes|got|missing) ")  # what Python says of arguments
+_MAX_TEXT = 120  # of a call
 _CALLING = ("_call_impl", "inner", "_wrapped_call_impl")
 
 
@@ -46,6 +52,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return _removed_field(evidence)
     if frame is None or "TypeError" not in evidence.kinds:
         return None
+    if not frame.is_user and (called := _called_back(evidence, frame)) is not None:
+        return _own_function(evidence, frame, called)
     call = raising_call(frame)
     if frame.function in _CALLING and frame.module is not None and not frame.is_user:
         if call is None or not isinstance(frame.node, ast.Call) or ast.unparse(frame.node.func) != "forward_call":
@@ -62,6 +70,35 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     why = _unbindable(module, args, kwargs)
     return _diagnosis(evidence, module, why, args, kwargs) if why else None
+
+
+def _called_back(evidence: RaisedEvidence, frame: Frame) -> FunctionType | None:
+    """The script's own function that a library was calling, by its name in the message and the library's variables."""
+    named = _REFUSED.match(evidence.message)
+    for value in frame.variables.values() if named is not None else ():
+        method = inspect.getattr_static(type(value), named[1].rpartition(".")[2], None) if named is not None else None
+        for each in (value, getattr(value, "__func__", None), getattr(method, "__func__", method)):
+            if isinstance(each, FunctionType) and named is not None and each.__qualname__ == named[1]:
+                is_own = is_user_file(each.__code__.co_filename)
+                return each if is_own and each.__name__ not in ("forward", "<lambda>") else None
+    return None
+
+
+def _own_function(evidence: RaisedEvidence, frame: Frame, called: FunctionType) -> Draft:
+    library = str(frame.live.f_globals.get("__name__", "")).partition(".")[0] or "a library"
+    name, code, call = called.__name__, called.__code__, frame.node
+    why = evidence.message.partition("() ")[2]
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` cannot take the arguments that {library} calls it with"
+    draft.cause = f"it is {why}" if why.startswith("missing") else f"it {why}"
+    given = isinstance(call, ast.Call) and library == "torch" and all(isinstance(a, ast.Starred) for a in call.args)
+    its_own = place("origin" if given else "cause", code.co_filename, code.co_firstlineno, f"{library} calls this")
+    if given:  # `checkpoint(function, a, b)`
+        draft.at(*evidence.at_user_line("cause", f"passed on to `{name}`"), its_own)
+        return draft.help(f"give `{name}` the arguments that it takes")
+    draft.at(its_own, *evidence.at_user_line("surfaced", f"{library} runs from here"))
+    draft.because(f"{library} calls it as `{ast.unparse(call)[:_MAX_TEXT]}`" if isinstance(call, ast.Call) else "")
+    return draft.help(f"give `{name}` the parameters that {library} passes, or let it end in `*args, **kwargs`")
 
 
 def _without_labels(evidence: RaisedEvidence) -> Draft | None:

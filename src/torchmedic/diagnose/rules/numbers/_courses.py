@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torchmedic.diagnose.rule import Draft, Rule
+from torchmedic.diagnose.rules.numbers._huge_weights import huge_weights
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.records import Grade, Location, Treatment
@@ -192,4 +193,5 @@ def grown_weights(evidence: NumbersEvidence) -> WeightGrowth | None:
 
 
 def is_diverging(evidence: NumbersEvidence) -> bool:
-    return growth(evidence) is not None or grown_weights(evidence) is not None
+    found = (growth(evidence), grown_weights(evidence), huge_weights(evidence))
+    return any(each is not None for each in found)

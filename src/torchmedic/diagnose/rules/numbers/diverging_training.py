@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._courses import LossGrowth, WeightGrowth, grown_weights, growth, rate_location
+from torchmedic.diagnose.rules.numbers._huge_weights import huge_weights
 from torchmedic.diagnose.rules.numbers._summed_gradients import summed
 from torchmedic.diagnose.rules.numbers._wording import noticed
 from torchmedic.diagnose.words.death import line_location
@@ -31,8 +32,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     incident = evidence.incident
     found = growth(evidence) if incident.quantity != "growth" else None
     grown = grown_weights(evidence) if found is None else None
-    if (found is None and grown is None) or incident.quantity == "rate":
+    if incident.quantity == "rate":
         return None
+    if found is None and grown is None:
+        return _made_huge(evidence) if incident.quantity != "growth" else None
     optimizer = incident.stepping or (incident.optimizers[0] if len(incident.optimizers) == 1 else None)
     draft = check.draft(evidence, "likely", *_described(found, grown))
     rates = sorted({group["lr"] for group in optimizer.param_groups}) if optimizer is not None else []
@@ -67,6 +70,21 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     elif not incident.optimizers:
         draft.help("lower the step size of the updates", safety="changes-training")
     draft.help("clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)", safety="changes-training")
+    return draft.because(noticed(evidence))
+
+
+def _made_huge(evidence: NumbersEvidence) -> Draft | None:
+    """Weights that no update has made as large as they are."""
+    huge = huge_weights(evidence)
+    if huge is None:
+        return None
+    message = "training diverged: the weights were far too large before their first update"
+    why = f"the matrices have values of about {huge.size:.2g}, and no update has made them so: the script has"
+    draft = check.draft(evidence, "likely", message, why)
+    draft.at(*huge.places)
+    draft.mark(evidence.spot, "surfaced", "this is where it overflowed")
+    draft.mark(evidence.noticed, "surfaced" if draft.has_place else "cause", "noticed here")
+    draft.help("where weights of several models are merged, divide their sum by the number of models")
     return draft.because(noticed(evidence))
 
 

@@ -33,10 +33,12 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     count, _, factor = divergence.trajectory.reduction
     op = divergence.trajectory.reduced_at
     if op is not None and op.spot is not None and count >= _MIN_ELEMENTS:
-        whole = f"{count:.6g}"
-        message = f"the loss is summed over {whole} elements, not averaged"
-        why = f"the loss adds up {whole} elements, so its gradients are {whole} times those of their mean"
-        label = f"the sum of {whole} elements"
+        added, times = f"{count / factor:.6g}", f"{count:.6g}"
+        by = f"{1 / factor:.6g}" if factor < 1 else ""
+        message = f"the loss is summed over {added} elements{by and f' and divided by {by}'}, not averaged"
+        why = f"the loss adds up {added} elements{by and f' and divides the sum by {by}'}, "
+        why += f"so its gradients are {times} times those of their mean"
+        label = f"the sum of {added} elements"
         is_told = hasattr(divergence.trajectory.reduction.node, "_saved_reduction")  # and no call of `sum`
         written = reduction_written_at("sum", "cause", label) if is_told else None
         place = written or op.spot.location("cause", label)

@@ -25,7 +25,7 @@ from torchmedic.source.live_frames import place
 from torchmedic.source.user_code import is_user_file
 
 # What the stacking functions say when shapes, lengths or keys differ; with workers the batch is made in shared memory.
-_REFUSALS = ("equal size", "must match", "not resizable", "same shape")
+_REFUSALS = ("equal size", "must match", "not resizable", "same shape", "expected sequence of length")
 
 
 @rule("TM821", "unequal-samples")

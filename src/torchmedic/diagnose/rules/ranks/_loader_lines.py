@@ -1,22 +1,56 @@
-"""The line that makes a DataLoader, by the line that takes its batches."""
+"""The line that makes a DataLoader, by the line that takes its batches; that which shares out the items of a stream."""
 
 from __future__ import annotations
 
 import ast
+import re
 
 from torchmedic.records import StackFrame
 from torchmedic.records.rank_facts import RankFacts
 from torchmedic.source.branches import callees_at
 from torchmedic.source.imports import files_behind
-from torchmedic.source.syntax import FUNCTIONS, callee, calls_in, has_line, last_name, nodes_in, syntax_tree
+from torchmedic.source.syntax import (
+    FUNCTIONS,
+    LOOPS,
+    callee,
+    calls_in,
+    first_line,
+    has_line,
+    last_name,
+    nodes_in,
+    syntax_tree,
+)
 
 _SHUFFLES = "RandomSampler"
+_SHARES = re.compile(r"rank|world|worker", re.IGNORECASE)  # in a name
 
 
 def loader_made_at(facts: RankFacts, line: StackFrame) -> tuple[str, int]:
     """The file and the line that make the loader whose batches a line takes; this line itself where that is open."""
     made = _made_in(line.file, line.line) or _made_in_called(facts, line)
     return made if made is not None else (line.file, line.line)
+
+
+def shared_out_at(stream: StackFrame) -> int:
+    """The last line in the `__iter__` of a dataset that chooses items by the rank or worker; else its first line.
+
+    What a loop computes for each item chooses none.
+    """
+    function = next((each for each in nodes_in(syntax_tree(stream.file)) if _begins(each, stream.line)), None)
+    nodes = [*ast.walk(function)] if function is not None else []
+    repeated = {id(each) for node in nodes if isinstance(node, LOOPS) for part in node.body for each in ast.walk(part)}
+    found = [stream.line]
+    for node in nodes:
+        chosen = node.iter if isinstance(node, ast.For) else node.test if isinstance(node, ast.If) else None
+        chosen = node.value if isinstance(node, ast.Assign) and id(node) not in repeated else chosen
+        names = [getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(chosen)] if chosen else []
+        if chosen is not None and any(map(_SHARES.search, names)):
+            found.append(chosen.lineno)
+    return max(found)
+
+
+def _begins(node: ast.AST, line: int) -> bool:
+    return isinstance(node, FUNCTIONS) and first_line(node) == line
 
 
 def _made_in(file: str, line: int) -> tuple[str, int] | None:

@@ -2,10 +2,13 @@
 
 What: `gather` and `scatter` take the list of all parts on one rank only: the rank that receives, or the rank that
 sends. Here another rank passes the list, or this rank passes none. Or a number, a list or None is passed where a tensor
-is needed. Or the list of `all_gather` has more or fewer tensors than the group has ranks.
+is needed. Or the list of `all_gather`, `gather` or `scatter` has more or fewer parts than the group has ranks. Or the
+tensor that is shared out, or put together, is not as large as the parts of all ranks.
 
 Why: all ranks run the same line, and the list is built on all of them. Or a loss went through `.item()` before it was
 to be summed over the ranks.
+
+Or the size of a part was rounded, and the flat tensor was not padded to a multiple of the number of ranks.
 
 Cure: pass the list on the rank of `dst` or `src`, and None on the others. Make a tensor of a number: `torch.tensor(x)`.
 """
@@ -22,6 +25,11 @@ from torchmedic.source.live_frames import Frame
 _C10D = "torch/distributed/distributed_c10d.py"
 _CHECKS = ("_check_single_tensor", "_check_tensor_list")
 _LISTS = ("_validate_output_list_for_rank", "scatter")
+_PARTS = {"all_gather": "tensor_list", "gather": "gather_list", "scatter": "scatter_list"}
+# The variables of the functions that share out one tensor, or put one together: the whole one, and a part.
+_WHOLES = dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_single"), ("input", "output")) | dict.fromkeys(
+    ("all_gather_into_tensor", "all_gather_single"), ("output_tensor", "input_tensor")
+)
 
 
 @rule("TM727", "collective-arguments-do-not-fit")
@@ -31,8 +39,11 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return None
     if last.function in _CHECKS:
         return _no_tensor(evidence, last)
-    if last.function == "all_gather" and "RuntimeError" in evidence.kinds:
-        return _length(evidence, last)
+    wrong = _length(evidence, last) if last.function in _PARTS else None
+    if wrong is not None:
+        return wrong
+    if last.function in _WHOLES:
+        return _sizes(evidence, last)
     return _list(evidence, last) if last.function in _LISTS and "ValueError" in evidence.kinds else None
 
 
@@ -73,15 +84,39 @@ def _nothing(evidence: RaisedEvidence, name: object) -> Draft:
 
 
 def _length(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
-    parts, group = frame.variables.get("tensor_list"), frame.variables.get("group")
+    parts, group = frame.variables.get(_PARTS[frame.function]), frame.variables.get("group")
     world = torch.distributed.get_world_size(group if isinstance(group, torch.distributed.ProcessGroup) else None)
-    if not isinstance(parts, list) or len(parts) == world:
+    if not isinstance(parts, list) or not parts or len(parts) == world:
         return None
+    call = _name(evidence)
+    what = "objects" if "object" in call else "tensors"
+    does = "takes" if frame.function == "scatter" else "sends"
+    where = "" if frame.function == "all_gather" else f" on rank {evidence.rank}"
     draft = check.draft(evidence, "proven")
-    draft.message = f"`all_gather` gets a list of {len(parts)} tensors, and {world} ranks send one each"
-    draft.cause = "the list needs one tensor for each rank of the group"
-    draft.at(*evidence.at_user_line("cause", f"{len(parts)} tensors for {world} ranks"))
-    return draft.help("build the list with `dist.get_world_size(group)` tensors")
+    draft.message = f"`{call}` gets a list of {len(parts)} {what}{where}, and each of {world} ranks {does} one"
+    draft.cause = f"the list needs one part for each rank of the group: {world}"
+    draft.at(*evidence.at_user_line("cause", f"{len(parts)} {what} for {world} ranks"))
+    if frame.function == "scatter":
+        draft.help("cut into `dist.get_world_size(group)` parts, the last of which may be smaller: round the size up")
+        return draft
+    return draft.help(f"build the list with `dist.get_world_size(group)` {what}")
+
+
+def _sizes(evidence: RaisedEvidence, frame: Frame) -> Draft | None:
+    whole, part = (frame.variables.get(name) for name in _WHOLES[frame.function])
+    group = frame.variables.get("group")
+    world = torch.distributed.get_world_size(group if isinstance(group, torch.distributed.ProcessGroup) else None)
+    if not isinstance(whole, Tensor) or not isinstance(part, Tensor) or whole.numel() == world * part.numel():
+        return None
+    name, number = _name(evidence), f"{world} parts of {part.numel()}"
+    draft = check.draft(evidence, "proven")
+    draft.message = f"`{name}` gets {whole.numel()} elements for {number} elements"
+    draft.cause = f"the whole tensor has to be as large as the parts of all ranks: {world * part.numel()} elements"
+    draft.at(*evidence.at_user_line("cause", f"{whole.numel()} elements for {number}"))
+    draft.because(f"{whole.numel()} is no multiple of {world}" if whole.numel() % world else "")
+    return draft.help(
+        "pad the whole tensor to a multiple of the number of ranks, and compute the size of a part from it"
+    )
 
 
 def _list(evidence: RaisedEvidence, frame: Frame) -> Draft | None:

@@ -29,7 +29,7 @@ def check(job: Job) -> Draft | None:
         return None
     rank, call = _first(job)
     assert call.peer is not None
-    if call.peer >= job.world_size:
+    if not 0 <= call.peer < job.world_size:
         return _without_such_rank(job, rank, call)
     crossed = _crossed(job)
     if crossed is not None:

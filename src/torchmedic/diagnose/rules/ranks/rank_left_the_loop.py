@@ -24,6 +24,7 @@ from torchmedic.diagnose.rules.ranks._left_loops import (
     loops_left,
     passed_instead,
 )
+from torchmedic.diagnose.rules.ranks._loader_lines import shared_out_at
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, ranks, show, words
 from torchmedic.diagnose.words.death import line_location
 from torchmedic.records.ranks import BACKWARD, Collective, Difference, Job
@@ -114,6 +115,7 @@ def _left_trainer(job: Job, difference: Difference, expected: Collective, file: 
     called = next(iter(expected.frames), None)
     name = called.function if called is not None else ""
     trainer = next((frame.function for frame in reversed(expected.library)), name)
+    stream = next((state.stream for state in map(job.of, difference.culprits) if state is not None), None)
     draft = check.draft(job, "likely")
     draft.message = f"{who} left the loop of `{trainer}` while {others} went on"
     draft.cause = (
@@ -122,6 +124,13 @@ def _left_trainer(job: Job, difference: Difference, expected: Collective, file: 
     )
     if len(stops) == 1:
         draft.at(line_location("cause", stops[0][0], stops[0][1], f"{who} stopped the training by itself here"))
+    elif stream is not None:
+        at = shared_out_at(stream)
+        draft.at(
+            line_location(
+                "cause", stream.file, at, f"{who} reads this stream, which may have ended earlier than that of {others}"
+            )
+        )
     elif called is not None:
         draft.at(line_location("cause", called.file, called.line, f"{who} left the loop in this call"))
     _show(draft, job, difference)

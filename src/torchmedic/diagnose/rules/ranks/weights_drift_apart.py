@@ -19,20 +19,26 @@ scheduler.
 
 from __future__ import annotations
 
+import ast
 import re
 
 from torchmedic.detect.ranks.drift import Drift, find_drift
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import ranks
 from torchmedic.diagnose.words.death import line_location
-from torchmedic.records import Role
+from torchmedic.records import Role, StackFrame
 from torchmedic.records.rank_facts import JobFacts
 from torchmedic.source.branches import branches_around, calls_by_rank, exits_before
-from torchmedic.source.line_relations import lines_that_prepare, lines_that_set, trained_models
+from torchmedic.source.imports import files_behind
+from torchmedic.source.line_relations import calls_below, lines_that_prepare, lines_that_set, trained_models
+from torchmedic.source.syntax import calls_in, nodes_in, syntax_tree
 
 _WRITES = re.compile(r"[a-z]\w*[a-z]_")  # a method that writes in place: `copy_`
+_DRAWN = [f"{rule}{each}_" for rule in ("", "xavier_", "kaiming_") for each in ("normal", "uniform")]
+_SETS_ALL = frozenset({"load_state_dict", "reset_parameters", "copy_", "trunc_normal_", "orthogonal_", *_DRAWN})
 _CHANGES = {
     "changed": "only some ranks change weights here",
+    "rewritten": "weights are written again here, and each rank may write others",
     "start": "each rank has weights of its own from here on",
     "skipped": "each rank decides by itself here",
     "idle": "only some ranks come to the update",
@@ -47,6 +53,7 @@ _CAUSES = {
     "thawed": "it was frozen when DistributedDataParallel was made, which averages only what required a gradient then",
     "start": "the weights differed before the first update, and averaged gradients do not bring them together",
     "changed": "DistributedDataParallel made them equal at first, and gives all ranks the same gradients",
+    "rewritten": "DistributedDataParallel made them equal when it was made, and they differed before the first update",
     "skipped": "they were equal at first, and one rank has left out updates that another rank made",
     "rates": "they were equal at first, all ranks got the same gradients, and the learning rates differ",
     "left-out": "its gradient is not exchanged between the ranks, and the gradients of other weights are",
@@ -62,6 +69,7 @@ _CURES = {
     "thawed": "unfreeze the layer before the model is wrapped, or wrap it anew in DistributedDataParallel afterwards",
     "start": "broadcast the weights of rank 0 before the first step, or build the model with one seed on all ranks",
     "changed": "let all ranks change the weights alike, outside of `optimizer.step()` too",
+    "rewritten": "write or load weights before the model is wrapped: that gives all ranks those of rank 0",
     "skipped": "decide together whether to update: `all_reduce` what the decision depends on",
     "rates": "let all ranks use the same learning rate: `all_reduce` the loss that a scheduler gets",
     "left-out": "`all_reduce` the gradient of every weight, or wrap the model in DistributedDataParallel",
@@ -79,7 +87,7 @@ def check(job: JobFacts) -> Draft | None:
         return None
     name = f"`{drift.name}`" if drift.name else f"a weight of shape {list(drift.shape)}"
     changing = _changing(drift)
-    by_text = changing is not None and drift.why == "changed"
+    by_text = changing is not None and drift.why in ("changed", "rewritten")
     draft = check.draft(job, "likely" if drift.why in _NOT_CERTAIN or by_text else "proven")
     draft.message = f"{name} has different values on different ranks after {drift.updates} updates"
     if drift.why == "idle":
@@ -89,12 +97,17 @@ def check(job: JobFacts) -> Draft | None:
     draft.cause = _CAUSES[drift.why]
     line = drift.line
     scheduling = job.ranks[0].scheduling if drift.why == "rates" and drift.rates_at else None
+    logged = _logged(scheduling) if scheduling is not None else None
+    if logged is not None:
+        draft.at(line_location("cause", *logged, "each rank logs a value of its own, which sets the learning rate"))
+        draft.help("exchange the value: `self.log(..., sync_dist=True)`")
     if scheduling is not None:
-        draft.at(line_location("cause", scheduling.file, scheduling.line, "each rank sets its own learning rate here"))
+        role: Role = "cause" if logged is None else "surfaced"
+        draft.at(line_location(role, scheduling.file, scheduling.line, "each rank sets its own learning rate here"))
     if line is not None and changing is not None and scheduling is None:
         draft.at(line_location("cause", line.file, changing, _CHANGES[drift.why]))
     if line is not None:
-        role: Role = "cause" if changing is None and scheduling is None else "surfaced"
+        role = "cause" if changing is None and scheduling is None else "surfaced"
         draft.at(line_location(role, line.file, line.line, _label(drift)))
     for rank, number in drift.exchanges[:8] if drift.why == "skipped" else ():
         draft.because(f"{ranks([rank])}: {number} exchanges of gradients for {drift.updates} updates")
@@ -127,18 +140,52 @@ def _changing(drift: Drift) -> int | None:
             setting = calls_by_rank(drift.line.file, lambda name: name == "load_state_dict")
         return setting[0] if len(setting) == 1 else None
     if drift.why == "start" and drift.line is not None:
+        loads = calls_by_rank(drift.line.file, lambda name: name == "load_state_dict")
+        if len(loads) == 1:
+            return loads[0]
         models = trained_models(drift.line.file)
         return models[0] if len(models) == 1 else None
-    if drift.why != "changed" or drift.line is None:
+    if drift.why not in ("changed", "rewritten") or drift.line is None:
         return None
     lines = calls_by_rank(
         drift.line.file, lambda name: name == "load_state_dict" or _WRITES.fullmatch(name) is not None
     )
+    if drift.why == "rewritten" and not lines:
+        lines = calls_below(drift.line.file, drift.line.line, _SETS_ALL.__contains__)
     blocks = {tuple(each.line for each in branches_around(drift.line.file, line)) for line in lines}
     return lines[0] if len(blocks) == 1 else None
 
 
+def _logged(scheduling: StackFrame) -> tuple[str, int] | None:
+    """The only line that logs, for this rank alone, the value by which a library steps a scheduler."""
+    files = files_behind([scheduling.file])
+    if any(call.lineno == scheduling.line for call in calls_in(syntax_tree(scheduling.file), "step")):
+        return None
+    items = [
+        item
+        for file in files
+        for node in nodes_in(syntax_tree(file))
+        if isinstance(node, ast.Dict)
+        for item in zip(node.keys, node.values, strict=True)
+    ]
+    monitored = {_constant(value) for key, value in items if _constant(key) == "monitor"} - {None}
+    found = [
+        (file, call.lineno)
+        for file in files
+        for call in calls_in(syntax_tree(file), "log")
+        if call.args and _constant(call.args[0]) in monitored
+        if not any(keyword.arg == "sync_dist" for keyword in call.keywords)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _constant(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
 def _label(drift: Drift) -> str:
+    if drift.why == "rewritten":
+        return "all ranks had the same weights when the model was wrapped here"
     if drift.why == "unused-wrapper":
         if drift.is_call:
             return "the model is called here without its wrapper, which exchanges the gradients"

@@ -68,7 +68,9 @@ class Odd(msgspec.Struct, frozen=True):
 def odd_one(evidence: RaisedEvidence) -> Odd | None:
     """The first explanation that the live tensors bear out, from the innermost call outwards."""
     for call in evidence.calls:
-        found = _lookup(call) or _masked(call) or _written(call) or _mixed(call) or _unsupported(evidence, call)
+        found = (
+            _lookup(call) or _masked(call) or _written(call) or _mixed(evidence, call) or _unsupported(evidence, call)
+        )
         if found is not None:
             return found
     return _recurrent(evidence) or _tracked(evidence)
@@ -84,7 +86,7 @@ def _lookup(call: Call) -> Odd | None:
     op = call.op.rstrip("_")
     if op in ("embedding", "embedding_bag"):
         # torch's Python function takes (input, weight), the C++ one behind it (weight, indices).
-        index = next((found for found in call.tensors[:2] if not _is_parameter(found)), None)
+        index = next((found for found in call.tensors[:2] if not _is_parameter(call, found)), None)
         if index is not None and index.value.dtype not in (torch.int64, torch.int32):
             return Odd(index.value, "int64", _what(call), "; it holds the numbers of rows to look up", call)
         return None
@@ -128,23 +130,32 @@ def _written(call: Call) -> Odd | None:
     )
 
 
-def _mixed(call: Call) -> Odd | None:
+def _mixed(evidence: RaisedEvidence, call: Call) -> Odd | None:
     if call.op.rstrip("_") not in _UNIFORM:
         return None
     tensors = [found for found in call.tensors if not _is_exempt(call, found)]
     if len({found.value.dtype for found in tensors}) < 2:
         return None
-    known = max(tensors, key=_is_meant)
+    of_weights = _dtype_of_weights(evidence)
+    known = max(tensors, key=lambda each: (_is_parameter(call, each), each.value.dtype is of_weights, *_is_meant(each)))
     odd = next(found for found in tensors if found.value.dtype != known.value.dtype)
-    whose = "its weights are" if _is_parameter(known) else f"`{known.text}` is" if known.text else "the other is"
+    whose = "its weights are" if _is_parameter(call, known) else f"`{known.text}` is" if known.text else "the other is"
     return Odd(odd.value, dtype(known.value), _what(call), f"; {whose} {dtype(known.value)}", call)
 
 
 def _is_meant(found: Argument) -> tuple[bool, ...]:
     """How likely the dtype of a tensor is what was meant, where several differ: the highest is."""
     kind = found.value.dtype
-    trained = _is_parameter(found), found.value.requires_grad
-    return *trained, kind.is_floating_point, kind is torch.get_default_dtype()
+    return found.value.requires_grad, kind.is_floating_point, kind is torch.get_default_dtype()
+
+
+def _dtype_of_weights(evidence: RaisedEvidence) -> torch.dtype | None:
+    """The one dtype of all weights of the innermost module that has some."""
+    for frame in reversed(evidence.frames):
+        kinds = {each.dtype for each in frame.module.parameters()} if frame.module is not None else set()
+        if kinds:
+            return kinds.pop() if len(kinds) == 1 else None
+    return None
 
 
 def _is_exempt(call: Call, found: Argument) -> bool:
@@ -155,8 +166,9 @@ def _is_exempt(call: Call, found: Argument) -> bool:
     return found.value.dtype is torch.bool or found.name in ("attn_mask", "key_padding_mask", "batch_sizes")
 
 
-def _is_parameter(found: Argument) -> bool:
-    return isinstance(found.value, torch.nn.Parameter) or found.text in ("weight", "self.weight")
+def _is_parameter(call: Call, found: Argument) -> bool:
+    named = found.text == "self.weight" or (found.text == "weight" and not call.frame.is_user)
+    return named or isinstance(found.value, torch.nn.Parameter)
 
 
 def _unsupported(evidence: RaisedEvidence, call: Call) -> Odd | None:

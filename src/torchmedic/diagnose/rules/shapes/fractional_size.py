@@ -27,6 +27,11 @@ _SIZED = frozenset(
     "view reshape expand repeat zeros ones empty rand randn unflatten split chunk narrow tile new_zeros new_ones "
     "split_with_sizes tensor_split randperm eye".split()
 )
+# These take other numbers and words, too: what they call a size, or take in second place, is one.
+_SIZED_BY_NAME = frozenset(
+    "interpolate pad adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d".split()
+)
 
 
 @rule("TM168", "fractional-size")
@@ -46,6 +51,12 @@ def _odd_sizes(evidence: RaisedEvidence, call: Call) -> Iterator[Argument]:
         tensors or str(getattr(call.function, "__module__", "")).startswith("torch") or _native(call)
     ):
         yield from (item for item in call.flat() if item not in tensors and _is_odd(item.value) and _is_size(item))
+    elif call.op in _SIZED_BY_NAME and tensors:
+        named = [each for each in call.arguments if each.name in ("size", "output_size", "pad")]
+        second = [each for each in call.arguments[1:2] if not each.name]
+        for size in (named or second)[:1]:
+            values = size.value if isinstance(size.value, list | tuple) else (size.value,)
+            yield from (Argument(size.node, value) for value in values if isinstance(value, float))
     elif call.op == "index" and evidence.says("slice indices") and len(call.arguments) == 2:
         parts = call.arguments[1].value
         for part in parts if isinstance(parts, tuple) else (parts,):

@@ -31,6 +31,7 @@ from torchmedic.source.lookup.origins import Origin, origin_of
 from torchmedic.source.syntax import calls_in, function_of, makes_number, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
+_MAX_PARTS = 2  # of a batch that is a list: inputs and targets
 _MUST_BE = re.compile(r"argument '?(\w+)'?.* must be (?:a )?Tensor, not ([\w.]+)|expected Tensor as element (\d+)")
 _OPERANDS = re.compile(r"unsupported operand type\(s\) for (\S+): '(\w+)' and '(\w+)'")
 
@@ -114,7 +115,8 @@ def _attribute(evidence: RaisedEvidence) -> Draft | None:
     made = origin_of(evidence.frames, frame, frame.node.value)
     # A plain Python slip is not ours to explain: the value must come out of torch, or was given to torch.
     is_torchs = made is not None and (_from_module(evidence, made) or _from_tensor(made) or name == "backward")
-    if frame.is_user and not is_torchs:
+    holds_tensors = isinstance(value, list | tuple) and value and all(isinstance(each, torch.Tensor) for each in value)
+    if frame.is_user and not is_torchs and not holds_tensors:
         return None
     draft = check.draft(evidence, "proven")
     draft.message = f"{_kind(value)} was used as a tensor: it has no `{name}`"
@@ -215,7 +217,8 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
     module = _module_behind(evidence, made) if made is not None else None
     if made is not None:
         whose = f", from `{type(module).__name__}`" if module is not None else ""
-        draft.at(made.location("origin", f"`{made.name}` becomes {_kind(value)} here{whose}"))
+        label = f"`{made.name}` holds it" if made.holds else f"`{made.name}` becomes {_kind(value)} here{whose}"
+        draft.at(made.location("origin", label))
     if value is None and module is not None:
         draft.because(f"`{type(module).__name__}.forward` returned None, as a function without `return` does")
         draft.help("let `forward` return its result")
@@ -223,6 +226,12 @@ def _advised(evidence: RaisedEvidence, draft: Draft, value: Any, made: Origin | 
         draft.help("let the function return its result")
     elif isinstance(value, tuple):
         draft.help("take the part that is meant, as in `out, _ = layer(x)`")
+    elif (
+        isinstance(value, list)
+        and len(value) > _MAX_PARTS
+        and len({getattr(item, "shape", None) for item in value}) == 1
+    ):
+        draft.help("make one tensor of them: `torch.stack(...)`, in the collate function if they are a batch")
     elif isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
         draft.help("take the tensor that is meant out of the list, as in `x, y = batch` or `batch[0]`")
     elif isinstance(value, dict):
