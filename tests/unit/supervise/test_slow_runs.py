@@ -10,7 +10,7 @@ import pytest
 from processes import child, linux_only, seen
 from stalls import PID, asked, box, inside, library, process, stall, thread, user
 
-from torchmedic.records.inside import JobView, LockView, PyThread
+from torchmedic.records.inside import JobView, LockView, LoopView, PyThread
 from torchmedic.records.process import LISTENER, FutexWait, ProcessView, ThreadView
 from torchmedic.records.stall import Peer, Stall
 from torchmedic.supervise.host import host_pressure
@@ -347,3 +347,16 @@ def test_a_job_that_does_not_begin(others: tuple[tuple[int, str], ...], words: s
     found = asked("waits_for_collective", stall(_JOINS, view={"joining": joining(0, "gloo")}, peers=tuple(peers)))
     assert found is not None
     assert found.cause == words
+
+
+@pytest.mark.parametrize(("condition", "line"), [("True", 7), ("not ready", 5)])
+def test_a_sleep_between_two_tries_is_not_said_to_be_no_hang(condition: str, line: int) -> None:
+    loop = LoopView(file="/home/me/train.py", line=5, end_line=9, code=condition, kind="while")
+    main = thread(user(7, "time.sleep(0.5)"), moved=True)
+    found = asked(
+        "sleeping_on_purpose", stall(main, process(syscall="clock_nanosleep", wakes_in=0.4), view={"loop": loop})
+    )
+    assert found is not None
+    assert found.message.startswith("the script sleeps in a loop")
+    assert found.cause_location is not None
+    assert found.cause_location.line == line

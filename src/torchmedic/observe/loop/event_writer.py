@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from torchmedic.contained import contained, pass_signals_on
+from torchmedic.contained import contained
 from torchmedic.observe.loop.batch_looks import look_at, targets_of
 from torchmedic.observe.loop.events import (
     BackwardFact,
@@ -28,7 +28,7 @@ from torchmedic.observe.loop.events import (
 )
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
 from torchmedic.observe.loop.loads import own_states, unmatched, writes_of
-from torchmedic.observe.loop.passes import SHUFFLING
+from torchmedic.observe.loop.passes import SHUFFLING, length_of
 from torchmedic.observe.loop.picture_looks import cut_pictures
 from torchmedic.observe.step.wrappers import inside
 from torchmedic.source.spots import Place
@@ -246,7 +246,7 @@ class EventWriter(Habits):
             self.judge()
         if not self.awake or self.steps or not self.optimizers or not torch.is_grad_enabled():
             return  # not a loop that trains
-        if not isinstance(sampler, BatchSampler) or _length(sampler) != 0:
+        if not isinstance(sampler, BatchSampler) or length_of(sampler) != 0:
             return
         if place.line and self.empty is None:
             self.empty = (place, len(iterator._dataset), sampler.batch_size)
@@ -282,7 +282,7 @@ class EventWriter(Habits):
         workers = getattr(iterator, "_num_workers", 0) if getattr(iterator, "_worker_init_fn", None) is None else 0
         if known is not None and position <= 1:
             sampler = iterator._index_sampler
-            length = _length(sampler)
+            length = length_of(sampler)
             if type(getattr(sampler, "sampler", None)) is SequentialSampler:
                 in_order = getattr(sampler, "batch_size", None)
             drawn = len(indices) if isinstance(getattr(sampler, "sampler", None), SHUFFLING) else 0
@@ -292,11 +292,3 @@ class EventWriter(Habits):
         cut = cut_pictures(batch, dataset, indices, frame) if known is not None and position <= 1 else None
         fact = Fetched(position, known, whose, length, in_order, workers, direct, look, drawn, cut)
         self._add("fetch", whose, frame, fact)
-
-
-def _length(sampler: Any) -> int | None:
-    try:
-        return len(sampler)
-    except Exception as error:  # a sampler without an end has no length, and that of the user may raise anything
-        pass_signals_on(error)
-        return None

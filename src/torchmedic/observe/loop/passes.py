@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from torchmedic.contained import pass_signals_on
 from torchmedic.source.spots import Place
 
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -71,3 +72,12 @@ class Passes:
         self.found = Repetition(now.count, place)
         self.on = False
         return True
+
+
+def length_of(sampler: Any) -> int | None:
+    """The batches of a sampler; None where it has no end."""
+    try:
+        return len(sampler)
+    except Exception as error:  # a sampler without an end has no length, and that of the user may raise anything
+        pass_signals_on(error)
+        return None

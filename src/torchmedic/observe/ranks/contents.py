@@ -35,6 +35,8 @@ METHODS = {
     "recv": "recv",
     "recv_anysource": "recv_any",
 }
+# Methods whose first argument is what they receive; what they send is the second.
+SENT_SECOND = frozenset({"all_gather", "all_gather_single", "gather", "all_to_all", "reduce_scatter_single"})
 
 
 def contents(

@@ -24,7 +24,7 @@ from torch import Tensor
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.hooks import patches
 from torchmedic.observe.ranks.call_site import CallSites
-from torchmedic.observe.ranks.contents import METHODS, contents, is_into_one
+from torchmedic.observe.ranks.contents import METHODS, SENT_SECOND, contents, is_into_one
 from torchmedic.observe.ranks.facts import FactsOfRank
 from torchmedic.observe.ranks.store_mail import StoreMail
 from torchmedic.records import StackFrame
@@ -37,8 +37,6 @@ _MAX_KNOWN = 4096  # descriptions kept
 _MAX_HANDLED, _MAX_TEXT = 4, 200  # calls that are noted while one exception is handled, and letters of its text
 _WRAPPING = "_verify_param_shape_across_processes"  # called by the `__init__` of DistributedDataParallel
 
-# Methods whose first argument is what they receive; what they send is the second.
-_SENT_SECOND = frozenset({"all_gather", "all_gather_single", "gather", "all_to_all", "reduce_scatter_single"})
 _ROOTED, _TO_ONE = frozenset({"broadcast", "reduce", "gather", "scatter"}), frozenset({"send", "recv"})
 _is_grad_enabled = torch.is_grad_enabled
 
@@ -227,7 +225,7 @@ class Recorder:
         if ring is None or self.paused:
             return
         name = group.group_name if group is not None else "0"
-        sent = args[1] if op in _SENT_SECOND and len(args) > 1 else args[0] if args else None
+        sent = args[1] if op in SENT_SECOND and len(args) > 1 else args[0] if args else None
         tensors = (sent,) if isinstance(sent, Tensor) else sent
         peer, tag = None, 0
         if op in _ROOTED and args:

@@ -69,8 +69,9 @@ def _sleeps(stall: Stall, main: PyThread, row: ThreadView | None) -> Draft:
         cause = "a launcher waits for the processes that it has started"
     draft = _draft(stall, "likely", cause)
     loop = stall.inner.loop if polls and stall.inner is not None else None
-    if loop is not None and loop.kind == "while" and loop.code not in _ALWAYS:
+    if loop is not None and loop.kind == "while":  # nobody knows whether it ends
         draft.message = f"the script sleeps in a loop, for {duration(stall.still)} so far"
+    if loop is not None and loop.kind == "while" and loop.code not in _ALWAYS:
         draft.at(line_location("cause", loop.file, loop.line, f"goes on while this holds: `{loop.code}`"))
         draft.at(main_line(stall, "surfaced", "the main thread sleeps here"))
     else:
