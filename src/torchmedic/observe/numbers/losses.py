@@ -165,6 +165,7 @@ class Losses:
 
     def begin_sampled_out(self, roots: Sequence[torch.Tensor], step: int, update: int) -> None:
         """A backward begins in a short step that is sampled out: a late device keeps its loss for a while."""
+        self.end_stretch()
         self.last_is_bad = self.is_good = self._is_look = False
         self.backwards += 1
         self.last = []
