@@ -252,19 +252,19 @@ class EventWriter(Habits):
             self.empty = (place, len(iterator._dataset), sampler.batch_size)
 
     @contained("observe.habits")
-    def loading(self, frame: FrameType, module: Any, state: Any, strict: bool = True, *_: Any, **__: Any) -> None:
+    def loading(self, frame: FrameType, module: Any, state_dict: Any, strict: bool = True, *_: Any, **__: Any) -> None:
         """A state is about to be loaded. If it fits, here or in another module, it takes a finding back."""
         number = self.number(module)
         self.unmatched = [each for each in self.unmatched if each.module != number]
-        found = None if strict else unmatched(state, module, self._where(frame)[1], number)
+        found = None if strict else unmatched(state_dict, module, self._where(frame)[1], number)
         if found is not None:
             self.unmatched.append(found)
         else:
-            self.unmatched = [each for each in self.unmatched if each.state != id(state)]
+            self.unmatched = [each for each in self.unmatched if each.state != id(state_dict)]
         if self.steps and is_user_file(frame.f_code.co_filename):
-            self.own_states += own_states(state, module, self._where(frame)[1])
+            self.own_states += own_states(state_dict, module, self._where(frame)[1])
             owners = list(self.optimizers.values())
-            self.set_backs.loading(state, module, number, self._where(frame)[1], owners, self.steps)
+            self.set_backs.loading(state_dict, module, number, self._where(frame)[1], owners, self.steps)
 
     @contained("observe.habits")
     def loaded(self, _: FrameType, module: Any, *__: Any, **___: Any) -> None:
