@@ -140,6 +140,27 @@ def test_an_exit_of_one_rank_before_any_collective(tmp_path: Path) -> None:
     assert (found.code, found.rank, place.line) == ("TM900", 1, marked_line(EXIT))
 
 
+OPTIONS = """
+import argparse
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, required=True)
+args = parser.parse_args()  # <- cause
+dist.init_process_group("gloo")
+"""
+
+
+def test_an_option_that_the_launcher_does_not_pass(tmp_path: Path) -> None:
+    """All ranks end before they join the job, and the launcher only tells that they have failed."""
+    found = run_job(tmp_path, OPTIONS, 2, outside=True).only
+    place = found.cause_location
+    assert place is not None
+    assert (found.code, place.line) == ("TM900", marked_line(OPTIONS))
+    assert "LOCAL_RANK" in found.treatments[0].title
+
+
 REFUSED = """
 import torch
 import torch.distributed as dist

@@ -53,7 +53,7 @@ from torchmedic.runfolder.black_box import bytes_of
 from torchmedic.runfolder.confidential import is_confidential, shown_fault
 from torchmedic.runfolder.files import BLACK_BOX, release, reserve, write_atomically
 from torchmedic.runfolder.layout import box_address, claim_process_folder, wants_checkup
-from torchmedic.settings import rank
+from torchmedic.settings import job_identity, rank
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -261,7 +261,9 @@ class Agent:
     @contained("observe.giving_up")
     def gives_up(self, frame: FrameType, has_failed: bool) -> None:
         """The script is about to leave by `sys.exit`, with no exception under way."""
-        self.collectives.leaves("sys.exit()", frame, has_failed=has_failed)
+        # Of a rank that gives up before it has joined its job, the launcher knows only the exit status.
+        unjoined = self.open().path if has_failed and job_identity(os.environ) is not None else None
+        self.collectives.leaves("sys.exit()", frame, has_failed=has_failed, otherwise=unjoined)
         if self.clock.updates or self.clock.micro_step or self.clock.optimizers:
             self.open()
             with self.examining():

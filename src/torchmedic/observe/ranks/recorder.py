@@ -189,17 +189,17 @@ class Recorder:
             self.leaves("destroy_process_group()", sys._getframe(2))
 
     @contained("observe.ranks")
-    def leaves(self, how: str, frame: FrameType, *, has_failed: bool = False) -> None:
-        """This rank leaves the job by itself: other ranks may still wait for it."""
-        own = user_frame(frame)
-        if own is None or self._path is None or self._has_left or self.paused:
+    def leaves(self, how: str, frame: FrameType, *, has_failed: bool = False, otherwise: Path | None = None) -> None:
+        """This rank leaves the job by itself: others may wait. `otherwise` is its folder if it has not joined."""
+        own, path = user_frame(frame), self._path or otherwise
+        if own is None or path is None or self._has_left or self.paused:
             return
         self._has_left = True
         line = StackFrame(file=own.f_code.co_filename, line=own.f_lineno, function=own.f_code.co_name)
         error = sys.exc_info()[1]
         handled = _told(error) if isinstance(error, Exception) else None
         leaving = Leaving(how=how, frame=line, handled=handled, has_failed=has_failed)
-        write_atomically(self._path / LEAVING, msgspec.json.encode(leaving))
+        write_atomically(path / LEAVING, msgspec.json.encode(leaving))
 
     @contained("observe.ranks")
     def _marks_of(self, module: Any) -> Marks:
