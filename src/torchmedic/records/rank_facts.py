@@ -58,6 +58,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     gradients, or `Join` lets ranks make different numbers of updates. `parameters` are the names of its first
     parameters, in their order. `syncs` is how many times the gradients are exchanged for one update, `nbytes` how large
     they are. `unawaited` is the line of an exchange of a gradient that was not complete when the weights were updated,
+    `early` are the lines of an exchange of a gradient before the backward that computes it, with none after it,
     `unsynced` are the lines of a forward under `no_sync` that was the last one before an update, innermost first.
     `into_one` is the line of a gather that writes the parts of all ranks into one and the same tensor.
     `device` identifies the GPU of the weights, `devices` is how many GPUs the process can see. `models` are the weights
@@ -91,6 +92,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     syncs: int = 0
     nbytes: int = 0
     unawaited: StackFrame | None = None
+    early: tuple[StackFrame, ...] = ()
     unsynced: tuple[StackFrame, ...] = ()
     into_one: StackFrame | None = None
     device: str = ""

@@ -51,6 +51,9 @@ IN_GROUPS = tuple(replace(each, calls=tuple(replace(call, group="1") for call in
         (facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), (), None),  # what was called is not known
         (facts(0, 1, 2, 3), facts(1, 1.5, 2, 3.5), QUIET, None),  # each rank has a model of its own
         (facts(0, 1, 2, 3), facts(1, 1.5, 2, 3.5), AVERAGING, "start"),
+        (facts(0, 1, 2, 3), facts(1, 1, 2, 3.5), AVERAGING, None),  # the ranks may differ on purpose
+        (facts(0, 1, 2, 3, early=(LINE,)), facts(1, 1, 2, 3.5, early=(LINE,)), AVERAGING, "early"),
+        (facts(0, 1, 2, 3, early=(LINE,)), facts(1, 1, 2, 3, early=(LINE,)), AVERAGING, None),
         (facts(0, 1, 2, 3), facts(1, 1.5, 2, 3.5), IN_GROUPS, None),  # each group has a model of its own
         (facts(0, 1, 2, 3), facts(1, 1, 2, 3.00001), QUIET, None),  # rounding
         (facts(0, 1, 2), facts(1, 1, 3), QUIET, None),  # too early to tell

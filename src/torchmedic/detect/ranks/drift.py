@@ -39,6 +39,7 @@ Why = Literal[
     "left-out",
     "left-out-model",
     "one-rank",
+    "early",
 ]
 
 
@@ -105,6 +106,8 @@ def _of_first_model(job: JobFacts) -> Drift | None:
         line = _context(first.unsynced, "no_sync") or first.unsynced[0]
     if why == "one-rank":
         line = next(frame for call in _calls(job.logs[0], "reduce") for frame in call.frames)
+    if why == "early":
+        line = next((each for each in first.early if _is_beside(each, first.updating)), first.early[0])
     exchanges = tuple((each.rank, _sample(each, last).exchanges) for each in facts)
     name, shape, is_call = first.names[index], first.shapes[index], called is not None
     return Drift(name, shape, last, sizes, why, line, rates, rates_at, exchanges, is_call)
@@ -160,7 +163,7 @@ def _why(job: JobFacts, index: int, updates: int, *, starts_equal: bool, same_ra
         return None
     if all(_averages(log, each) for log, each in zip(job.logs, facts, strict=True)):
         if starts_equal:
-            return None if same_rates else "rates"
+            return "rates" if not same_rates else "early" if all(each.early for each in facts) else None
         return "start"
     if starts_equal and not any(_exchanges(log, each) for log, each in zip(job.logs, facts, strict=False)):
         return "no-exchange" if job.ended or updates >= _MIN_UPDATES_APART else None
@@ -245,6 +248,10 @@ def _exchanges(log: RankLog, facts: RankFacts) -> bool:
         return log.dropped > 0 or bool(sent)
     others = [call for call in sent if call.shapes != _GENERATOR or call.dtypes != ("uint8",)]
     return not all(call.nbytes for call in others) or sum(call.nbytes for call in others) >= facts.nbytes
+
+
+def _is_beside(line: StackFrame, other: StackFrame | None) -> bool:
+    return other is not None and (line.file, line.function) == (other.file, other.function)
 
 
 def _differing(facts: tuple[RankFacts, ...], updates: int) -> int | None:

@@ -19,6 +19,7 @@ import torch
 
 from torchmedic.contained import contained
 from torchmedic.observe.ranks.call_site import MAX_USER_FRAMES
+from torchmedic.observe.ranks.early_exchanges import EarlyExchanges
 from torchmedic.observe.ranks.models import Models
 from torchmedic.observe.ranks.passes import Passes, has_epoch, sampler_of
 from torchmedic.observe.ranks.samples import fingerprint_of, identity_of, line_of, size_of, stream_of
@@ -59,7 +60,6 @@ class FactsOfRank:
         self._optimizer: weakref.ref[Any] | None = None  # of these weights
         self._names: dict[int, str] = {}  # of the parameters in wrapped models, by identity
         self._wrapper: weakref.ref[Any] | None = None  # the last one
-        self._frozen = Frozen()
         self.updates = 0  # counted by the hooks
         self.due = 1  # updates after which `stepped` is to be called; the hooks ask for nothing before
         self.begins = True  # whether the hooks are to tell of the beginning of an update
@@ -68,8 +68,8 @@ class FactsOfRank:
         self._exchanges_before = 0  # and those of earlier updates
         self._micro_steps = 0  # backwards of the update under way
         self._syncs: list[int] = []  # exchanges of the last updates
-        self._underway = Underway()
-        self._models = Models()
+        self._frozen, self._models = Frozen(), Models()
+        self._underway, self._early = Underway(), EarlyExchanges(clock)
         self._alone: tuple[StackFrame, ...] = ()  # the lines of the last forward, if it was under `no_sync`
 
     @property
@@ -98,8 +98,7 @@ class FactsOfRank:
             )
             self._wrapper = weakref.ref(wrapper)
             self._frozen.wrapped(parameters)
-        for name, parameter in known.items():
-            self._names[id(parameter)] = name if name in parameters else ""
+        self._names |= {id(parameter): name if name in parameters else "" for name, parameter in known.items()}
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A DistributedDataParallel, the first argument, is called, and its backward will exchange gradients."""
@@ -145,6 +144,7 @@ class FactsOfRank:
     def exchanging(self, work: Any, tensors: Any) -> None:
         """A collective was called from Python, in the time of the first updates."""
         self._underway.begun(work, tensors, sys._getframe(1))
+        self._early.exchanged(tensors, sys._getframe(1))
 
     @contained("observe.rank_facts")
     def seen_at(self, what: str, frame: FrameType) -> None:
@@ -157,9 +157,9 @@ class FactsOfRank:
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         self._micro_steps = self._clock.micro_step
         self.begins = self.updates < _FIRST_UPDATES
-        unawaited = self._underway.at_update(optimizer)
-        if unawaited is not None and self._facts.unawaited is None:
-            self._change(unawaited=unawaited)
+        early, unawaited = self._early.at_update(optimizer), self._underway.at_update(optimizer)
+        if (early and not self._facts.early) or (unawaited and not self._facts.unawaited):
+            self._change(early=self._facts.early or early, unawaited=self._facts.unawaited or unawaited)
         if self._alone and not self._facts.unsynced:
             self._change(unsynced=self._alone)
         if not self._weights and not self.updates:

@@ -9,8 +9,8 @@ wrapped nor averaged. Or a layer was added, or unfrozen, after the model was wra
 weights, which averaging keeps apart: a model that was built without a common seed and not broadcast. Or one rank
 changed its weights by itself. Or the ranks update with different learning rates: a scheduler that each rank steps with
 a loss of its own. Or one rank leaves out updates, by a test of its own loss, or all updates, by `if rank == 0:`. Or
-gradients go through `reduce`, which gives the sum to one rank only. Or the last micro-batch before an update runs under
-`no_sync`.
+gradients go through `reduce`, which gives the sum to one rank only, or are averaged before `backward()`. Or the last
+micro-batch before an update runs under `no_sync`.
 
 Cure: call the wrapper, not its `module`. Without DistributedDataParallel, broadcast the weights of rank 0 before the
 first step, and `all_reduce` every gradient before every update. Average a loss over all ranks before it goes to a
@@ -61,6 +61,7 @@ _CAUSES = {
     "left-out": "its gradient is not exchanged between the ranks, and the gradients of other weights are",
     "left-out-model": "its model began equal on all ranks, and its gradients are not exchanged; those of another are",
     "one-rank": "they were equal at first, and `reduce` gives the sum of the gradients to one rank only",
+    "early": "gradients are exchanged before the backward that computes them, so each rank updates with its own",
     "no-exchange": "they were equal at first, and no gradient was exchanged between the ranks",
 }
 _CURES = {
@@ -78,9 +79,10 @@ _CURES = {
     "left-out": "`all_reduce` the gradient of every weight, or wrap the model in DistributedDataParallel",
     "left-out-model": "wrap this model in DistributedDataParallel too, or `all_reduce` its gradients",
     "one-rank": "use `all_reduce` in place of `reduce`: every rank needs the sum",
+    "early": "exchange the gradients after the last `backward()` of the step, before `optimizer.step()`",
     "no-exchange": "wrap the model in DistributedDataParallel, or let the library prepare the model too",
 }
-_NOT_CERTAIN = ("no-exchange", "left-out", "left-out-model", "added", "written")
+_NOT_CERTAIN = ("early", "no-exchange", "left-out", "left-out-model", "added", "written")
 
 
 @rule("TM714", "weights-drift-apart")
@@ -208,6 +210,8 @@ def _label(drift: Drift) -> str:
         return "the model is wrapped here, without this weight"
     if drift.why == "thawed":
         return "the model is wrapped here, and this weight was frozen at that time"
+    if drift.why == "early":
+        return "the gradients of the step are not computed yet"
     if drift.why == "one-rank":
         return "one rank gets the sum, and the others keep something else"
     return "each rank updates its own weights here"
