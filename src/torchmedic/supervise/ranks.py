@@ -13,6 +13,7 @@ import msgspec
 
 from torchmedic.detect.failures.death import fatal_signal, read_stacks
 from torchmedic.detect.ranks import alignment, culprit, messages
+from torchmedic.detect.ranks.logged_by_some import with_logging_line
 from torchmedic.diagnose.registry import is_silent
 from torchmedic.errors import UnreadableRun
 from torchmedic.records import BoxContents, Diagnosis, StackFrame
@@ -133,7 +134,7 @@ def _with_logging_lines(difference: Difference, states: list[RankState]) -> Diff
 
     both = {"call": difference.call, "expected": difference.expected}
     if not any(call in places for call in both.values()):
-        return difference
+        return with_logging_line(difference)
     return msgspec.structs.replace(difference, **{name: call and placed(call) for name, call in both.items()})
 
 

@@ -23,7 +23,7 @@ def named(difference: Difference, states: Sequence[RankState]) -> Difference:
     """The difference with its culprits exchanged where the source, or an exception, says so."""
     left = [state.rank for state in states if is_left_by_exception(state, difference)]
     if len(left) == 1:
-        found = _decided(difference, "exception", swapped=left[0] not in difference.culprits)
+        found = decided(difference, "exception", swapped=left[0] not in difference.culprits)
         return msgspec.structs.replace(found, kind="other" if found.call is not None else "stopped")
     if difference.kind == "stopped" and _went_past(difference, states):
         return msgspec.structs.replace(
@@ -36,26 +36,26 @@ def named(difference: Difference, states: Sequence[RankState]) -> Difference:
             expected=None,
         )
     if difference.by == "nothing" and leaving_before_own_call(difference.call):
-        difference = _decided(difference, "branch", swapped=True)
+        difference = decided(difference, "branch", swapped=True)
     if leaving_before_own_call(difference.expected):
         return msgspec.structs.replace(difference, kind="missing")
     if difference.call is None or difference.expected is None:
         return difference
     if difference.by in ("nothing", "habit") and _may_be_left_by_rank(difference.call):
-        left_out = _decided(difference, "branch", swapped=True)
+        left_out = decided(difference, "branch", swapped=True)
         return msgspec.structs.replace(left_out, kind="missing")
     if difference.by != "nothing":
         return difference
     own = deciding_branch(difference.call, difference.expected)
     other = deciding_branch(difference.expected, difference.call)
     if _is_alone(own) != _is_alone(other):
-        return _decided(difference, "branch", swapped=_is_alone(other))
+        return decided(difference, "branch", swapped=_is_alone(other))
     inside = _loops(difference.before)
     own_loops, other_loops = inside & _loops(difference.call), inside & _loops(difference.expected)
     if own_loops < other_loops or other_loops < own_loops:  # one side has left the loop of the last common call
-        return _decided(difference, "loop", swapped=other_loops < own_loops)
+        return decided(difference, "loop", swapped=other_loops < own_loops)
     if (own is None) != (other is None):  # one of the two calls depends on an `if`
-        return _decided(difference, "test", swapped=own is None)
+        return decided(difference, "test", swapped=own is None)
     return difference
 
 
@@ -91,7 +91,8 @@ def _may_be_left_by_rank(call: Collective) -> bool:
     return any(branch.by_rank for each in exits for branch in branches_around(frame.file, each.line))
 
 
-def _decided(difference: Difference, by: FoundBy, *, swapped: bool) -> Difference:
+def decided(difference: Difference, by: FoundBy, *, swapped: bool) -> Difference:
+    """The difference with its culprits, who are the others if they are `swapped`, and how they were found."""
     if not swapped:
         return msgspec.structs.replace(difference, by=by)
     return msgspec.structs.replace(
