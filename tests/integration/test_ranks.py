@@ -161,6 +161,16 @@ def test_an_option_that_the_launcher_does_not_pass(tmp_path: Path) -> None:
     assert "LOCAL_RANK" in found.treatments[0].title
 
 
+@pytest.mark.slow
+def test_an_option_with_a_wrong_value(tmp_path: Path) -> None:
+    """argparse catches an exception of its own before it ends the process."""
+    script = OPTIONS.replace("required=True", "default=0").replace("parse_args()", 'parse_args(["--local_rank", "a"])')
+    found = run_job(tmp_path, script, 2, outside=True).only
+    place = found.cause_location
+    assert place is not None
+    assert (found.code, place.line, found.treatments) == ("TM900", marked_line(script), ())
+
+
 REFUSED = """
 import torch
 import torch.distributed as dist

@@ -27,6 +27,7 @@ from torchmedic.observe.failures import hostile_exceptions
 from torchmedic.observe.failures.hostile_exceptions import examinable, traceback_of
 from torchmedic.observe.failures.shown_tracebacks import without_our_frames
 from torchmedic.observe.memory import headroom
+from torchmedic.source.user_code import is_user_file
 
 Handler = Callable[[BaseException], None]
 
@@ -90,6 +91,8 @@ def _watch_sys_exit(gives_up: Callable[[FrameType, bool], None]) -> None:
     def exit(status: Any = None, /) -> Any:
         global _leaving, _leaving_lives
         error = sys.exception()
+        if error is not None and _is_within(error, sys._getframe(1).f_code.co_filename):
+            error = None
         in_main = threading.current_thread() is threading.main_thread()
         if isinstance(error, Exception) and status not in (None, 0) and in_main:
             _leaving = error
@@ -100,6 +103,12 @@ def _watch_sys_exit(gives_up: Callable[[FrameType, bool], None]) -> None:
         original(status)
 
     sys.exit = exit
+
+
+def _is_within(error: BaseException, file: str) -> bool:
+    """Whether an exception never left this file of a library: the way in which argparse finds a bad option."""
+    files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(traceback_of(error))}
+    return files == {file} and not is_user_file(file)
 
 
 class _Alive:
