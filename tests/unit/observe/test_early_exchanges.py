@@ -19,7 +19,8 @@ def parts() -> tuple[torch.optim.Optimizer, torch.Tensor, Clock, EarlyExchanges]
 
 def test_an_exchange_before_the_backward() -> None:
     optimizer, gradient, clock, exchanges = parts()
-    exchanges.exchanged([gradient], sys._getframe())
+    assert not exchanges.at_update(optimizer)
+    exchanges.exchanged([gradient.data], sys._getframe())
     clock.micro_step = 1
     found = exchanges.at_update(optimizer)
     assert found[0].function == "test_an_exchange_before_the_backward"
@@ -30,6 +31,7 @@ def test_an_exchange_before_the_backward() -> None:
 
 def test_an_exchange_after_the_backward_or_of_something_else_is_left_alone() -> None:
     optimizer, gradient, clock, exchanges = parts()
+    assert not exchanges.at_update(optimizer)
     exchanges.exchanged([torch.ones(3)], sys._getframe())
     exchanges.exchanged(None, sys._getframe())
     assert not exchanges.at_update(optimizer)

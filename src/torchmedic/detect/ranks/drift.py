@@ -223,6 +223,7 @@ def _averaged(log: RankLog, facts: RankFacts) -> set[tuple[int, ...]]:
     if log.dropped:
         return set()
     updates = max((sample.updates for sample in facts.weights), default=0)
+    updates -= bool(facts.early)  # before the first backward there are no gradients to exchange
     sent = _sent(log)
     flat = sum(0 < call.nbytes == facts.nbytes for call in _calls(log))
     return {shape for shape in facts.shapes if max(flat, sent.count(shape)) >= updates}
