@@ -33,6 +33,7 @@ from torchmedic.replay.isolation.undo import (
     cell,
     class_attributes,
     is_bound,
+    of_class,
     of_tensor,
     settings,
     slot,
@@ -195,6 +196,8 @@ class Walk:
                 self.records.append(special)
             elif kind.__module__ == "numpy":
                 self._array(value)
+            elif issubclass(kind, torch.nn.Module):
+                self.records += of_class(value, kind)
             self._attributes(value, kind)
 
     def _attributes(self, value: Any, kind: type) -> None:

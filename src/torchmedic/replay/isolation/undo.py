@@ -119,6 +119,13 @@ def class_attributes(owner: type) -> Noted:
     return Noted(lambda: dict(vars(owner)), write, _have_same_items)
 
 
+def of_class(module: torch.nn.Module, kind: type) -> Iterator[Noted]:
+    """The class of a module, and what is in it if it was made for this module, as a parametrization does."""
+    yield Noted(lambda: type(module), lambda before: object.__setattr__(module, "__class__", before))
+    if not hasattr(sys.modules.get(kind.__module__), kind.__name__):
+        yield class_attributes(kind)
+
+
 def _have_same_items(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), map(other.get, one)))
 
