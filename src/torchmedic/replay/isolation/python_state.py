@@ -32,8 +32,9 @@ from torchmedic.replay.isolation.undo import (
     array,
     cell,
     class_attributes,
+    class_of,
+    global_hooks,
     is_bound,
-    of_class,
     of_tensor,
     settings,
     slot,
@@ -91,7 +92,7 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Wa
         TooMuchInReach: Not everything could be noted; only if `thorough`.
     """
     walk = Walk(_shared_with_other_threads(), is_replay=not thorough)
-    put_backs = [*settings(), context_variables()]
+    put_backs: list[PutBack] = [*settings(), *global_hooks(), context_variables()]
     roots = [*_stack_variables(frame), *(variables for _, variables in user_modules())]
     if thorough:
         if not walk.follow(roots, thorough, _MAX_THOROUGH_OBJECTS):
@@ -180,7 +181,7 @@ class Walk:
         elif kind is types.MethodType:
             self._push(part.item for part in parts(value, kind))
         elif issubclass(kind, type):
-            if is_users(value):
+            if is_users(value) or issubclass(value, torch.nn.Module):
                 self.records.append(class_attributes(value))
                 self._push(part.item for part in parts(value, kind))
         elif kind in _STEADY:
@@ -197,7 +198,8 @@ class Walk:
             elif kind.__module__ == "numpy":
                 self._array(value)
             elif issubclass(kind, torch.nn.Module):
-                self.records += of_class(value, kind)
+                self.records.append(class_of(value))
+                self._push([kind])
             self._attributes(value, kind)
 
     def _attributes(self, value: Any, kind: type) -> None:

@@ -119,11 +119,9 @@ def class_attributes(owner: type) -> Noted:
     return Noted(lambda: dict(vars(owner)), write, _have_same_items)
 
 
-def of_class(module: torch.nn.Module, kind: type) -> Iterator[Noted]:
-    """The class of a module, and what is in it if it was made for this module, as a parametrization does."""
-    yield Noted(lambda: type(module), lambda before: object.__setattr__(module, "__class__", before))
-    if not hasattr(sys.modules.get(kind.__module__), kind.__name__):
-        yield class_attributes(kind)
+def class_of(module: torch.nn.Module) -> Noted:
+    """The class of a module, which a parametrization exchanges."""
+    return Noted(lambda: type(module), lambda before: object.__setattr__(module, "__class__", before))
 
 
 def _have_same_items(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -263,6 +261,21 @@ def settings() -> list[PutBack]:
                 setattr(torch.backends.cudnn, name, value)
 
     return [put_back, put_back_torch]
+
+
+def global_hooks() -> Iterator[Noted]:
+    """The hooks of all modules and of all optimizers."""
+    for owner in ("torch.nn.modules.module", "torch.optim.optimizer"):
+        tables = (table for name, table in vars(sys.modules[owner]).items() if name.startswith("_global_"))
+        yield from (_dict_of_hooks(table) for table in tables if isinstance(table, dict))
+
+
+def _dict_of_hooks(table: dict[int, Any]) -> Noted:
+    def write(before: dict[int, Any]) -> None:
+        table.clear()
+        table.update(before)
+
+    return Noted(lambda: dict(table.items()), write, _have_same_items)
 
 
 def _working_folder() -> str | None:
