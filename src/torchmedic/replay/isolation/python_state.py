@@ -197,7 +197,7 @@ class Walk:
                 self.records.append(special)
             elif kind.__module__ == "numpy":
                 self._array(value)
-            elif issubclass(kind, torch.nn.Module):
+            elif issubclass(kind, torch.nn.Module) or is_users(kind):
                 self.records.append(class_of(value))
                 self._push([kind])
             self._attributes(value, kind)

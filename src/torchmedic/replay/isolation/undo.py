@@ -119,9 +119,9 @@ def class_attributes(owner: type) -> Noted:
     return Noted(lambda: dict(vars(owner)), write, _have_same_items)
 
 
-def class_of(module: torch.nn.Module) -> Noted:
-    """The class of a module, which a parametrization exchanges."""
-    return Noted(lambda: type(module), lambda before: object.__setattr__(module, "__class__", before))
+def class_of(value: Any) -> Noted:
+    """The class of an object: a parametrization exchanges that of a module."""
+    return Noted(lambda: type(value), lambda before: object.__setattr__(value, "__class__", before))
 
 
 def _have_same_items(one: dict[str, Any], other: dict[str, Any]) -> bool:
