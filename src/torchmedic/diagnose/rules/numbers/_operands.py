@@ -34,6 +34,7 @@ def origin(evidence: NumbersEvidence, operand: Value, why: Any) -> Location | No
     if scope is None or cause is None:
         return None
     first: Op | None = None
+    is_side = False  # whether a sum or difference stands in between, which is 0 although its sides are not
     value = operand
     for _ in range(8):
         source = scope.source(value)
@@ -50,9 +51,10 @@ def origin(evidence: NumbersEvidence, operand: Value, why: Any) -> Location | No
             continue
         first = first or op
         if op.spot is not None and (op.spot.file, op.spot.line) != (cause.file, cause.line):
-            label = why(first, op is first)
+            label = "" if is_side else why(first, op is first)
             return op.spot.location("origin", label) if label else None
         value = next(iter(op.inputs), value)
+        is_side = is_side or (op is not first and op.kind in (*_DIFFERENCES, "add"))
         if not op.inputs:
             return None
     return None
