@@ -17,6 +17,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.nn.modules import module as nn_module
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from torchmedic.observe.hooks.patches import NoticedResult
@@ -210,6 +214,34 @@ def test_hooks_and_attributes_of_tensors_are_what_they_were() -> None:
     (hooked + plain).sum().backward()
     assert heard == ["run"]
     assert vars(plain) == {"older": "kept"}
+
+
+def test_hooks_of_all_modules_and_optimizers_are_what_they_were() -> None:
+    before = register_module_forward_hook(lambda *_: None)
+    with python_left_alone(sys._getframe()):
+        before.remove()
+        register_module_forward_hook(lambda *_: None)
+        register_optimizer_step_post_hook(lambda *_: None)
+    hooks, count = list(nn_module._global_forward_hooks), len(_global_optimizer_post_hooks)
+    before.remove()
+    assert hooks == [before.id]
+    assert count == 0
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_parametrization_is_what_it_was(*, is_removed: bool) -> None:
+    module, bounded = torch.nn.Linear(2, 2), torch.nn.Tanh()
+    if is_removed:
+        parametrize.register_parametrization(module, "weight", bounded)
+    kind, names, weight = type(module), {*module.__dict__, *module._parameters}, module.weight
+    with python_left_alone(sys._getframe()):
+        if is_removed:
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+        else:
+            parametrize.register_parametrization(module, "weight", bounded)
+    assert type(module) is kind
+    assert {*module.__dict__, *module._parameters} == names
+    assert torch.equal(module.weight, weight)
 
 
 def test_an_array_that_may_show_foreign_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

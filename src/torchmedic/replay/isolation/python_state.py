@@ -32,6 +32,8 @@ from torchmedic.replay.isolation.undo import (
     array,
     cell,
     class_attributes,
+    class_of,
+    global_hooks,
     is_bound,
     of_tensor,
     settings,
@@ -90,7 +92,7 @@ def python_left_alone(frame: FrameType, *, thorough: float = 0.0) -> Iterator[Wa
         TooMuchInReach: Not everything could be noted; only if `thorough`.
     """
     walk = Walk(_shared_with_other_threads(), is_replay=not thorough)
-    put_backs = [*settings(), context_variables()]
+    put_backs: list[PutBack] = [*settings(), *global_hooks(), context_variables()]
     roots = [*_stack_variables(frame), *(variables for _, variables in user_modules())]
     if thorough:
         if not walk.follow(roots, thorough, _MAX_THOROUGH_OBJECTS):
@@ -179,7 +181,7 @@ class Walk:
         elif kind is types.MethodType:
             self._push(part.item for part in parts(value, kind))
         elif issubclass(kind, type):
-            if is_users(value):
+            if is_users(value) or issubclass(value, torch.nn.Module):
                 self.records.append(class_attributes(value))
                 self._push(part.item for part in parts(value, kind))
         elif kind in _STEADY:
@@ -195,6 +197,9 @@ class Walk:
                 self.records.append(special)
             elif kind.__module__ == "numpy":
                 self._array(value)
+            elif issubclass(kind, torch.nn.Module) or is_users(kind):
+                self.records.append(class_of(value))
+                self._push([kind])
             self._attributes(value, kind)
 
     def _attributes(self, value: Any, kind: type) -> None:

@@ -119,6 +119,11 @@ def class_attributes(owner: type) -> Noted:
     return Noted(lambda: dict(vars(owner)), write, _have_same_items)
 
 
+def class_of(value: Any) -> Noted:
+    """The class of an object: a parametrization exchanges that of a module."""
+    return Noted(lambda: type(value), lambda before: object.__setattr__(value, "__class__", before))
+
+
 def _have_same_items(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), map(other.get, one)))
 
@@ -256,6 +261,21 @@ def settings() -> list[PutBack]:
                 setattr(torch.backends.cudnn, name, value)
 
     return [put_back, put_back_torch]
+
+
+def global_hooks() -> Iterator[Noted]:
+    """The hooks of all modules and of all optimizers."""
+    for owner in ("torch.nn.modules.module", "torch.optim.optimizer"):
+        tables = (table for name, table in vars(sys.modules[owner]).items() if name.startswith("_global_"))
+        yield from (_dict_of_hooks(table) for table in tables if isinstance(table, dict))
+
+
+def _dict_of_hooks(table: dict[int, Any]) -> Noted:
+    def write(before: dict[int, Any]) -> None:
+        table.clear()
+        table.update(before)
+
+    return Noted(lambda: dict(table.items()), write, _have_same_items)
 
 
 def _working_folder() -> str | None:
