@@ -211,7 +211,7 @@ def rate_set_at(
             code = getattr(function, "__code__", None)
             if code is not None and is_user_file(code.co_filename):
                 return place(role, code.co_filename, returning_line(function, scheduler, value), label)
-        found = built_at(frames, scheduler, role, label)
+        found = built_at(frames, scheduler, role, label, value=peak_of(optimizer, group))
         if found is not None:
             return found
     return built_at(frames, optimizer, role, label, by=by, value=value, group=group)
@@ -221,11 +221,18 @@ def rate_given_at(
     frames: list[Frame], optimizer: Any, rate: float, *, by: Construction | None = None, group: int | None = None
 ) -> Location | None:
     """The cause of a learning rate: the construction of the optimizer, or a schedule that went above that."""
-    label = f"the learning rate is {rate:.6g}"
-    given = [optimizer.defaults.get("lr"), *(group.get("initial_lr") for group in optimizer.param_groups)]
-    is_built = any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
+    peak = peak_of(optimizer, group)
+    label = f"the learning rate is {rate:.6g}" + (f", and its peak {peak:.6g}" if peak and rate < peak else "")
+    given = [optimizer.defaults.get("lr"), *(each.get("initial_lr") for each in optimizer.param_groups)]
+    is_built = peak is None and any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
     find = built_at if is_built else rate_set_at
     return find(frames, optimizer, "cause", label, by=by, value=rate, group=group)
+
+
+def peak_of(optimizer: Any, group: int | None = None) -> float | None:
+    """The highest rate of a `OneCycleLR`, which also replaces the rate that the optimizer was built with."""
+    peak = optimizer.param_groups[group or 0].get("max_lr")
+    return float(peak) if isinstance(peak, int | float) and schedulers_of(optimizer) else None
 
 
 def setting_assigned_at(frames: list[Frame], name: str, role: Role, label: str) -> Location | None:

@@ -19,6 +19,7 @@ _NORMS = ("linalg_vector_norm", "norm")
 _DIFFERENCES = ("sub", "rsub")
 _UNDERFLOWING = ("exp", "softmax", "sigmoid")
 _CLIPPING = ("relu", "clamp", "clamp_min", "threshold", "hardtanh")
+_KEEPING_ZERO = ("pow", "square", "abs", "neg", "sqrt", "mul", "div")  # 0 where what they are given is 0
 _AVERAGES = ("amax", "max", "mean")
 
 
@@ -34,6 +35,7 @@ def origin(evidence: NumbersEvidence, operand: Value, why: Any) -> Location | No
     if scope is None or cause is None:
         return None
     first: Op | None = None
+    is_side = False  # whether a sum or difference stands in between, which is 0 although its sides are not
     value = operand
     for _ in range(8):
         source = scope.source(value)
@@ -45,17 +47,29 @@ def origin(evidence: NumbersEvidence, operand: Value, why: Any) -> Location | No
         op = scope.ops[source] if source is not None else None
         if op is None or op.is_backward:
             return None
-        if op.kind in PASSING and op.inputs:
+        if op.inputs and (
+            op.kind in PASSING or (op.kind in _KEEPING_ZERO and first is None and _is_zero_too(evidence, op))
+        ):
             value = op.inputs[0]
             continue
         first = first or op
         if op.spot is not None and (op.spot.file, op.spot.line) != (cause.file, cause.line):
-            label = why(first, op is first)
+            label = "" if is_side else why(first, op is first)
             return op.spot.location("origin", label) if label else None
         value = next(iter(op.inputs), value)
+        is_side = is_side or (op is not first and op.kind in (*_DIFFERENCES, "add"))
         if not op.inputs:
             return None
     return None
+
+
+def _is_zero_too(evidence: NumbersEvidence, op: Op) -> bool:
+    """Whether what an operation was given is 0 wherever its result is: a square may also have underflowed."""
+    captured = evidence.replay_with_values(op)
+    if captured is None or not captured.tensors or not captured.outputs:
+        return False
+    given, made = captured.tensors[0], captured.outputs[0]
+    return given.shape == made.shape and bool((made == 0).any()) and not bool(given[made == 0].any())
 
 
 def _first_values(evidence: NumbersEvidence, parameter: torch.Tensor) -> Location | None:
@@ -91,6 +105,9 @@ def _zero_because(evidence: NumbersEvidence, op: Op, zeros: torch.Tensor | None)
         return ""
     where = rows(zeros, evidence) if zeros is not None else ""
     of, inside = (f" of {where}", f" in {where}") if where else ("", "")
+    made = captured.outputs[0]
+    if op.kind in (*_DIFFERENCES, *_CLIPPING) and made.numel() > made.shape[:1].numel() and bool(made.any()):
+        inside = f" in {int((made == 0).sum())} of {made.numel()} places"  # of a row, some may be other than 0
     operand = captured.tensors[0] if captured.tensors else None
     count = operand.numel() // max(1, captured.outputs[0].numel()) if operand is not None else 0
     if op.kind == "sum":

@@ -63,8 +63,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         if tensor.numel() and bool(torch.isfinite(tensor.detach()).all())
     ]
     draft.because(f"the largest weight is {number(max(weights))}" if weights else "")
-    why = evidence.why_no_divergence or "no change that was tried turns the course of the loss"
-    draft.because(f"the updates could not be run again: {why}")
+    why = evidence.why_no_divergence
+    no_change = "no change that was tried turns the course of the loss"
+    draft.because(f"the updates could not be run again: {why}" if why else no_change)
     if rates:
         draft.help(f"lower the learning rate (it is {rate}), or warm it up", safety="changes-training")
     elif not incident.optimizers:

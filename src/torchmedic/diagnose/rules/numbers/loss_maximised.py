@@ -12,6 +12,7 @@ Cure: flip the sign.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -27,6 +28,8 @@ from torchmedic.replay.trajectory.terms import Term
 from torchmedic.source.lookup.optimizers import built_at
 
 _MAX_TERMS = 4  # each is tried
+_MIN_FALLS = 3  # in a row
+_FAR_BELOW = 1e4  # times the size of the loss without updates, or with those of the opposite sign
 _DOMINANT = 20  # times as large as the next term
 
 
@@ -75,6 +78,8 @@ def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course |
         grade, why = "proven", f"{part} can only be negative, so it has no lower bound, and every update lowers it"
     elif sign == 0 and shrinks and divergence.has_grown:
         grade, why = "likely", "the loss runs away downwards, and with the opposite sign its size shrinks"
+    elif sign == 0 and course is not None and divergence.has_grown and _only_falls(divergence, course):
+        grade, why = "likely", "every update lowers the loss, far below zero, and with the opposite sign it stays small"
     else:
         return None
     spot = op.spot if op is not None else None
@@ -92,7 +97,7 @@ def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course |
     else:
         other = "flip the sign of the loss"
         bound = "bound the negative part from below, as a hinge with a margin does, or turn its sign round"
-        draft.help(other if is_whole else bound, safety="changes-training")
+        draft.help(other if is_whole and sign else bound, safety="changes-training")
     return finish(draft, evidence)
 
 
@@ -121,6 +126,14 @@ def _shrinks(divergence: Divergence, course: Course) -> bool:
     pairs = list(zip(divergence.losses(course), divergence.losses(divergence.still), strict=True))
     slack = 0.1 * max(abs(before) for _, before in pairs)  # some batches have next to no loss
     return len(pairs) > 1 and all(abs(now) <= abs(before) + slack for now, before in pairs)
+
+
+def _only_falls(divergence: Divergence, course: Course) -> bool:
+    """Whether each update lowered the loss, and much further than the opposite sign moves it."""
+    losses = [loss for loss in divergence.losses(divergence.original) if math.isfinite(loss)]
+    highest = max(map(abs, (*divergence.losses(course), *divergence.losses(divergence.still))))
+    falls = all(after < before for before, after in itertools.pairwise(losses))
+    return len(losses) > _MIN_FALLS and falls and losses[-1] < -_FAR_BELOW * highest
 
 
 def _built_at(evidence: NumbersEvidence, optimizer: Any) -> Location | None:

@@ -37,6 +37,8 @@ _DISCARDING = frozenset(
     "where masked_fill index masked_select gather index_select take nan_to_num clamp clamp_min clamp_max minimum "
     "maximum min max hardtanh slice_scatter".split()
 )
+_BOUNDING = frozenset("nan_to_num clamp clamp_min clamp_max minimum maximum hardtanh".split())  # keep what is inside
+_ADDING_UP = ("sum", "mean")
 _MAX_DEPTH = 6  # operations after the bad one
 
 
@@ -92,21 +94,42 @@ def _zero_gradient(values: Captured) -> torch.Tensor | None:
 
 
 def _mask_after(evidence: NumbersEvidence, forward: Op, hidden: torch.Tensor) -> Op | None:
-    """The forward operation behind this one that throws the bad entries away."""
+    """The forward operation behind this one that throws the bad entries away; None if another reader keeps them."""
     scope = evidence.scope
     assert scope is not None
+    differentiated = {op.forward for op in scope.ops if op.is_backward}
+    masks: list[Op] = []
     pending, seen = [(forward, 0)], set()
     while pending:
         here, depth = pending.pop(0)
         for later in scope.readers_of(here):
-            if later.is_backward or later.index in seen:
+            if later.is_backward or later.index in seen or later.kind == "detach":
                 continue
             seen.add(later.index)
-            if later.kind in _DISCARDING or (later.kind == "mul" and _by_mask(evidence, later, here, hidden)):
-                return later
-            if depth < _MAX_DEPTH:
+            if _discards(evidence, later, here, hidden):
+                masks.append(later)
+            elif later.kind in _ADDING_UP and later.index in differentiated:
+                return None
+            elif depth < _MAX_DEPTH:
                 pending.append((later, depth + 1))
-    return None
+    return masks[0] if masks else None
+
+
+def _discards(evidence: NumbersEvidence, op: Op, masked: Op, hidden: torch.Tensor) -> bool:
+    if op.kind in _BOUNDING:
+        return not _keeps(evidence, op, masked, hidden)
+    return op.kind in _DISCARDING or (op.kind == "mul" and _by_mask(evidence, op, masked, hidden))
+
+
+def _keeps(evidence: NumbersEvidence, op: Op, masked: Op, hidden: torch.Tensor) -> bool:
+    """Whether each of the bad entries is inside of the bounds, so that its gradient passes."""
+    values = evidence.replay_with_values(op)
+    if values is None or not values.outputs or values.outputs[0].shape != hidden.shape:
+        return False
+    own = {value.storage for value in masked.outputs}
+    given = [tensor for tensor, value in zip(values.tensors, op.inputs, strict=False) if value.storage in own]
+    kept = values.outputs[0][hidden]
+    return bool(given) and given[0].shape == hidden.shape and bool((given[0][hidden] == kept).all())
 
 
 def _by_mask(evidence: NumbersEvidence, op: Op, masked: Op, hidden: torch.Tensor) -> bool:
