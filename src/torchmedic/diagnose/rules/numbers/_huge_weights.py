@@ -11,6 +11,7 @@ from torchmedic.diagnose.words.death import line_location
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Location, Role
+from torchmedic.source.objects.finite import plain
 from torchmedic.source.syntax import FUNCTIONS, calls_in, innermost, own_nodes
 from torchmedic.source.user_variables import user_trees
 
@@ -31,8 +32,9 @@ def huge_weights(evidence: NumbersEvidence) -> HugeWeights | None:
     copied = {id(tensor) for window in finite.memory.windows() for tensor, _ in window.copy.pairs()}
     if not own or not finite.steps or not copied.isdisjoint(own):
         return None
-    sizes = [float(tensor.detach().double().square().mean().sqrt()) for tensor in own.values()]
-    if not all(map(_HUGE.__lt__, sizes)) or not evidence.births or evidence.births[0].op is None:
+    parts = [plain(tensor).detach() for tensor in own.values()]
+    sizes = [float(part.double().square().mean().sqrt()) for part in parts if part.numel()]
+    if not sizes or not all(map(_HUGE.__lt__, sizes)) or not evidence.births or evidence.births[0].op is None:
         return None
     return HugeWeights(median(sizes), tuple(_written_at()))
 
