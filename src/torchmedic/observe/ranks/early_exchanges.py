@@ -15,6 +15,7 @@ from torchmedic.records import StackFrame
 from torchmedic.source.user_code import user_frame
 
 _MAX_TENSORS = 1024
+_MAX_UPDATES = 64  # that are looked at: with `fully_shard` there are exchanges before each backward
 
 
 class EarlyExchanges:
@@ -27,9 +28,10 @@ class EarlyExchanges:
         self._gradients: frozenset[int] | None = None  # and the addresses of its gradients at the first exchange since
         self._lines: dict[int, tuple[StackFrame, ...]] = {}  # by the address of such a gradient
         self._is_late = False  # whether a tensor was exchanged after a backward
+        self._updates = 0
 
     def exchanged(self, tensors: Any, frame: FrameType) -> None:
-        given = tensors if isinstance(tensors, list) else []
+        given = tensors if isinstance(tensors, list) and self._updates < _MAX_UPDATES else []
         found = [each for each in given if type(each) is Tensor and each.numel() > 1]
         if self._clock.micro_step and (self._clock.step, self._clock.micro_step) != self._updated:
             self._is_late |= bool(found)
@@ -42,6 +44,7 @@ class EarlyExchanges:
 
     def at_update(self, optimizer: Any) -> tuple[StackFrame, ...]:
         """The user's lines, innermost first, that exchanged a gradient too early, if nothing was exchanged later."""
+        self._updates += 1
         early, is_late = self._lines, self._is_late
         self._lines, self._is_late, self._updated = {}, False, (self._clock.step, self._clock.micro_step)
         self._optimizer, self._gradients = weakref.ref(optimizer), None
