@@ -15,7 +15,7 @@ from torch import nn
 
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6)), nn.Linear(1024, 1)).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cuda")
 
 
@@ -119,7 +119,7 @@ with torch.autocast("cuda", dtype=torch.float16):
 """,
     "a captured graph": """
 static, goal = batch()
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
 with torch.cuda.stream(side):

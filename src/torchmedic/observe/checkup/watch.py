@@ -29,7 +29,7 @@ from torchmedic.observe.checkup.phases import Phases
 from torchmedic.observe.checkup.remarkable import is_remarkable
 from torchmedic.observe.checkup.term_watch import TermWatch
 from torchmedic.observe.checkup.unreached_parameters import Unreached
-from torchmedic.observe.checkup.zero_weights import note_zero_weights
+from torchmedic.observe.checkup.zero_weights import identical_units, note_zero_weights
 from torchmedic.observe.device.device_waits import DeviceWaits
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.numbers.finite_checks import are_plain
@@ -274,7 +274,7 @@ class Checkup:
             if still and self._looks[graph.key] >= _MAX_LOOKS:
                 still = unmoved([*(other for other in self.graphs if other.key == graph.key), graph])
                 self._puzzles |= {graph.key: still} if still else {}
-            elif (is_blocked(graph) or still) and self._looks[graph.key] < _MAX_LOOKS:
+            elif (is_blocked(graph) or still or any(identical_units(graph))) and self._looks[graph.key] < _MAX_LOOKS:
                 if self._looks[graph.key] < _MAX_LOOKS - 1:
                     self._wanted.add(graph.key)
                 else:

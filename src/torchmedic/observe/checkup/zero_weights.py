@@ -6,7 +6,7 @@ usual way to begin; with two of them neither ever moves. Units with the same wei
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -52,11 +52,10 @@ def note_zero_weights(graph: LossGraph, optimizer: Any) -> None:
 
 
 def _are_units_alike(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Whether all units of a layer have the same weights and the same gradient, so that they stay the same."""
+    """Whether all units of a layer have the same weights and the same gradient, which may be 0 in this step."""
     units, pulls = (each.detach().flatten(1)[:, :_MAX_COLUMNS] for each in (weight, gradient))
-    largest = pulls.abs().amax()
     differ = (pulls - pulls[:1]).abs().amax()
-    alike: torch.Tensor = (units == units[:1]).all() & (largest > 0) & (differ <= _ROUNDING * largest)
+    alike: torch.Tensor = (units == units[:1]).all() & (differ <= _ROUNDING * pulls.abs().amax())
     return alike
 
 
@@ -75,10 +74,23 @@ def _is_readable(tensor: torch.Tensor) -> bool:
 
 
 def identical_units(graph: LossGraph) -> Iterator[Node]:
-    """The weights of layers whose units are all the same. The rows of a table are no units."""
+    """The weights of layers whose units are all the same. The rows of a table are no units.
+
+    In a first step this may be by chance: where the layer behind has equal weights too, the gradient can be 0 but for
+    rounding, and differ from the next step on.
+    """
     for node in graph.nodes:
         if node.alike and any(reader.kind in _PRODUCTS or reader.kind == "TBackward" for reader in graph.readers(node)):
             yield node
+
+
+def lastingly_identical_units(looks: Sequence[LossGraph]) -> list[torch.Tensor]:
+    """The weights whose units were the same in each of several looks at a loss, and are pulled in the last one."""
+    if len({graph.step for graph in looks}) < 2:
+        return []
+    before = [{id(node.leaf()) for node in identical_units(graph) if node.leaf is not None} for graph in looks[:-1]]
+    last = [node.leaf() for node in identical_units(looks[-1]) if node.leaf is not None and not node.still]
+    return [leaf for leaf in last if leaf is not None and all(id(leaf) in earlier for earlier in before)]
 
 
 def zero_product(graph: LossGraph) -> ZeroProduct | None:

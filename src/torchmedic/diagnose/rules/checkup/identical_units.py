@@ -1,7 +1,7 @@
 """All units of a layer have the same weights and get the same gradient, so the layer counts as a single unit.
 
-What: the weights of a layer were compared unit by unit, and so was the gradient of the step. Both are the same for each
-unit.
+What: the weights of a layer were compared unit by unit in several of the first steps, and so was the gradient. Both are
+the same for each unit.
 
 Why: the layer began with a constant, as by `nn.init.constant_` or `nn.init.ones_`, and so did the layer behind it.
 Each unit then computes the same value and gets the same gradient, and each update keeps the units equal. A layer of any
@@ -18,9 +18,10 @@ import ast
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.check_up import CheckUp
-from torchmedic.observe.checkup.zero_weights import identical_units
+from torchmedic.observe.checkup.zero_weights import lastingly_identical_units
 from torchmedic.records import Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import callee, nodes_in
@@ -32,8 +33,8 @@ _CONSTANTS = ("constant_", "ones_", "fill_", "zeros_", "zero_", "ones", "full", 
 @rule("TM664", "identical-units")
 def check(evidence: CheckUp) -> Draft | None:
     for graph in evidence.graphs:
-        leaves = (node.leaf() for node in identical_units(graph) if node.leaf is not None)
-        found = [leaf for leaf in leaves if leaf is not None]
+        looks = evidence.of_line(graph)
+        found = lastingly_identical_units(looks) if graph is looks[-1] else []
         if not found:
             continue
         names = sorted(name for tensor in found if (name := evidence.name_of(tensor)))
@@ -43,7 +44,8 @@ def check(evidence: CheckUp) -> Draft | None:
         draft.message = f"the units of a layer are all the same, and stay the same: `{name}`"
         draft.cause = "they began with the same weights, and get the same gradient in each step"
         draft.at(_made(evidence, widest))
-        draft.because(f"compared in step {graph.step}: {count(len(found), 'weight')} with equal units")
+        steps = listed([str(each.step) for each in looks])
+        draft.because(f"compared in steps {steps}: {count(len(found), 'weight')} with equal units")
         draft.because(f"the widest has {len(widest)} units, and does no more than one")
         draft.help("begin with random weights, as the constructor of the layer does", safety="changes-training")
         return draft.about(step=graph.step).rated("warning")
