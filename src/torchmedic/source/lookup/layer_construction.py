@@ -165,12 +165,24 @@ def _built_in_class(owner: type, path: str, kind: type | None = None) -> tuple[s
         if kind is not None and (len(calls) != 1 or _called_name(calls[0]) != kind.__name__):
             # Built in a loop, by a list or by a helper: the only constructor of that kind in the class must be it.
             only: list[ast.expr] = [node for node in calls_in(body) if _called_name(node) == kind.__name__]
+            only = [node for node in only if not _is_another_attribute(body, head, node)]
             calls = only if len(only) == 1 else calls
         if len(calls) == 1:
             return file, calls[0]
         if made:
             return None
     return None
+
+
+def _is_another_attribute(body: ast.ClassDef, attr: str, call: ast.expr) -> bool:
+    """Whether a call is all that another attribute of the object is: `self.out = nn.Conv2d(...)`."""
+    own = own_names(body)
+    return any(
+        isinstance(node, ast.Assign)
+        and node.value is call
+        and all(isinstance(target, ast.Attribute) and not is_attribute_of(target, attr, own) for target in node.targets)
+        for node in ast.walk(body)
+    )
 
 
 def own_names(body: ast.ClassDef) -> frozenset[str]:

@@ -76,14 +76,14 @@ def _repeated(evidence: RaisedEvidence) -> Draft | None:
         evidence, "proven", f"{what} since the last `update()`", "once per update of the weights is allowed"
     )
     draft.at(*evidence.at_user_line("cause", "the second time"))
-    frame = evidence.user_frame
-    for node in _calls(frame, name):
-        if frame is not None and node.lineno != frame.line:
-            draft.at(node_location("origin", frame.file, node, "the first time"))
-    updates = list(_calls(frame, "update"))
-    if updates or frame is None:
+    frames = [frame for frame in evidence.frames if frame.is_user]
+    for frame in frames:
+        for node in _calls(frame, name):
+            if node.lineno != frame.line:
+                draft.at(node_location("origin", frame.file, node, "the first time"))
+    if not frames or any(True for frame in frames for _ in _calls(frame, "update")):
         return draft.help(f"call `{name}` once between two calls of `update()`")
-    return draft.because("no `update()` stands in this function").help("call `scaler.update()` after every `step`")
+    return draft.because("no function that runs calls `update()`").help("call `scaler.update()` after every `step`")
 
 
 def _never_scaled(evidence: RaisedEvidence) -> Draft | None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.shapes._input_size import is_of_model
 from torchmedic.diagnose.rules.shapes._shapes import by_message
 from torchmedic.diagnose.words.tensors import built_here, count, fed_by, layer_name, layer_of, made_here, shape
 from torchmedic.evidence.exception import RaisedEvidence
@@ -52,12 +53,22 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     draft = check.draft(evidence, "proven")
     draft.message = f"{name} was given {found.given} where it takes {found.wanted}"
     draft.cause = f"its input is {shape(found.input)}"
-    draft.at(*evidence.at_user_line("cause", f"{shape(found.input)}: {found.given}, not {found.wanted}"))
-    draft.at(made_here(evidence, found.input, f"becomes {shape(found.input)}"))
-    draft.at(built_here(evidence, layer, f"the layer is built for {found.wanted} here"))
+    built = built_here(evidence, layer, f"the layer is built for {found.wanted} here")
+    is_wrong_size = built is not None and layer is not None and _is_built_wrong(evidence, layer, found)
+    label = f"{shape(found.input)}: {found.given}, not {found.wanted}"
+    draft.at(msgspec.structs.replace(built, role="cause") if built is not None and is_wrong_size else None)
+    draft.at(*evidence.at_user_line("surfaced" if is_wrong_size else "cause", label))
+    draft.at(made_here(evidence, found.input, f"becomes {shape(found.input)}"), None if is_wrong_size else built)
     draft.because(fed_by(evidence, layer))
     _advise(draft, found)
     return draft
+
+
+def _is_built_wrong(evidence: RaisedEvidence, layer: nn.Module, found: _Finding) -> bool:
+    """Whether the number of channels differs, not their place, and other layers of the model give the input its own."""
+    sizes = list(found.input.shape)
+    is_batch = found.channels and len(sizes) == found.spatial + 2
+    return bool(is_batch) and not _channels_last(sizes, found.channels) and is_of_model(evidence, layer, found.input)
 
 
 def _advise(draft: Draft, found: _Finding) -> None:

@@ -12,7 +12,6 @@ Cure: make the layer as wide as its input, or change the input to the width that
 
 from __future__ import annotations
 
-import ast
 import math
 
 import msgspec
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.shapes._input_size import is_of_model
 from torchmedic.diagnose.rules.shapes._shapes import PRODUCTS, Clash, by_message, product_clash
 from torchmedic.diagnose.words.tensors import (
     argument_text,
@@ -28,14 +28,11 @@ from torchmedic.diagnose.words.tensors import (
     layer_name,
     layer_of,
     made_here,
-    origin_of_whole,
     shape,
 )
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.lookup.failing_call import Call
-from torchmedic.source.syntax import callee
 
-_ARRANGES = frozenset("view reshape permute transpose t movedim squeeze unsqueeze unfold".split())
 _CELLS = frozenset("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split())
 
 
@@ -84,7 +81,7 @@ def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, want
     draft.message = f"{layer_name(evidence, layer)} was given {have} features where it takes {wanted}"
     draft.cause = f"its input is {shape(given)}, so the last size is {have}; the layer was built for {wanted}"
     built = built_here(evidence, layer, f"the layer is built for {wanted} features here")
-    is_wrong_size = built is not None and wanted not in given.shape and _is_of_model(evidence, layer, given)
+    is_wrong_size = built is not None and wanted not in given.shape and is_of_model(evidence, layer, given)
     draft.at(msgspec.structs.replace(built, role="cause") if built is not None and is_wrong_size else None)
     draft.at(*evidence.at_user_line("surfaced" if is_wrong_size else "cause", f"{have} features meet {wanted}"))
     draft.at(made_here(evidence, given, f"becomes {shape(given)}"), None if is_wrong_size else built)
@@ -99,20 +96,6 @@ def _layer(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor, want
     else:
         draft.help(f"build the layer for {have} features, or bring its input to {wanted}")
     return draft
-
-
-def _is_of_model(evidence: RaisedEvidence, layer: nn.Module, given: torch.Tensor) -> bool:
-    """Whether other layers of the model give the input its size, and no call that only arranges it anew."""
-    if given.dim() == 1 or math.prod(given.shape[1:]) == layer.__dict__.get("in_features"):
-        return False
-    frame = evidence.user_frame
-    if fed_by(evidence, layer):
-        return True
-    found = origin_of_whole(evidence, given) if frame is not None and frame.module is not None else None
-    if frame is None or found is None or found.file != frame.file or not isinstance(found.node, ast.stmt):
-        return False
-    arranged = isinstance(found.value, ast.Call) and callee(found.value) in _ARRANGES
-    return frame.live.f_code.co_firstlineno < found.node.lineno < frame.line and not arranged
 
 
 def _operation(evidence: RaisedEvidence, call: Call, clash: Clash) -> Draft:
