@@ -153,6 +153,11 @@ class Draft:
     def has_treatment(self) -> bool:
         return bool(self._treatments)
 
+    @property
+    def has_cure(self) -> bool:
+        """Whether a treatment passed."""
+        return any(treatment.proven for treatment in self._treatments)
+
     def done(self, *, step: int | None = None, severity: Severity | None = None) -> Diagnosis:
         """End the draft, as the engine does. `step` is the one that is meant, where evidence covers several steps."""
         assert self.message, self.code

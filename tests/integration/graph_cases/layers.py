@@ -119,10 +119,10 @@ def case_152_nested():
     class Block(nn.Module):
         def __init__(self, i, o):
             super().__init__()
-            self.body = nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(i), nn.ReLU())
+            self.body = nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(i), nn.ReLU())  # <- TM152
 
         def forward(self, x):
-            return self.body(x)  # <- TM152
+            return self.body(x)
 
     class M(nn.Module):
         def __init__(self):

@@ -21,12 +21,14 @@ import msgspec
 from torchmedic.diagnose.cures.edits import Candidate, copied, left_out, out_of_place
 from torchmedic.diagnose.cures.graph_trials import GraphTrials
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.autograd._carried_graph import carried_in, looked_at
 from torchmedic.diagnose.rules.autograd._inplace_source import built_inplace, in_place_statements
 from torchmedic.evidence.backward_failure import BackwardFailure
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.trial import node_at
 from torchmedic.replay.trace.microscope import Microscope, Op, Spot, storage_of
+from torchmedic.replay.trace.older_graph import Import
 from torchmedic.replay.trace.saved_tensors import Overwritten, Saved, watch_saved_tensors, writers
 from torchmedic.source.live_frames import node_location
 
@@ -47,7 +49,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     failure = BackwardFailure(evidence)
     found = _replayed(failure)
     if found is None:
-        return _without_replay(evidence, failure)
+        return _of_earlier_step(failure) or _without_replay(evidence, failure)
     saved, written, node = found.saved, found.written, found.node
     first = written[0]
     draft = check.draft(evidence, "proven")
@@ -78,6 +80,25 @@ def _replayed(failure: BackwardFailure) -> Found | None:
         if written:
             return Found(saved, written, node, storages)
     return None
+
+
+def _of_earlier_step(failure: BackwardFailure) -> Draft | None:
+    """Backward goes into the graph of an earlier step, that is kept, and the weights have changed since."""
+    failure.replay()
+    looked = looked_at(failure, spent=False) if failure.engine is not None else None
+    if looked is None:
+        return None
+    imports, played, old, alone = looked
+
+    def begin(history: str, _: Import) -> Draft:
+        message = "backward went into the graph of an earlier step, whose tensors have changed since"
+        return check.draft(failure.evidence, "proven", message, f"{history}, and backward follows it")
+
+    draft = carried_in(begin, failure, imports, played, old, alone=alone)
+    if draft is None or not draft.has_cure:
+        return None
+    draft.mark(failure.caller, "surfaced", "backward goes back to earlier steps")
+    return draft.because("the step passes with a tensor that does not carry the graph")
 
 
 def _places(failure: BackwardFailure, found: Found) -> Iterator[Location]:
