@@ -147,6 +147,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "devices.label_out_of_range",
     "devices.index_out_of_range",
     "devices.tensor_out_of_reach_of_numpy",
+    "devices.not_allowed_in_capture",
     "devices.value_out_of_domain",
     "modules.module_not_initialised",
     "modules.missing_module_attribute",

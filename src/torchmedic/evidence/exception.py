@@ -247,8 +247,8 @@ def _is_torch(frame: Frame) -> bool:
 def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
     """The exception that torch raised in the first place, with its frames.
 
-    Goes past `raise TrainingFailed(...) from error` of the user's own code, and past what went wrong while an
-    out-of-memory was handled.
+    Goes past `raise TrainingFailed(...) from error` of the user's own code, past what went wrong while an out-of-memory
+    was handled, and past the end of a capture of a CUDA graph that fails because the captured code did.
     """
     for _ in range(_MAX_WITHOUT_TRACEBACK):
         # Where memory ends in small pieces, there is none for a traceback either: the first of them still had some.
@@ -266,9 +266,10 @@ def _root(error: BaseException) -> tuple[BaseException, list[Frame]]:
         unlike = not is_out_of_memory(error) or not any(frame.is_user for frame in frames)
         for_memory = is_out_of_memory(inner) and unlike
         raised_on = last.is_user and last.instruction == "RAISE_VARARGS"
-        if not raised_on and not (for_memory and _is_failed_handling(frames, inner_frames)):
+        ends_capture = last.function == "capture_end" and any(frame.live is inner_frames[0].live for frame in frames)
+        if not (raised_on or ends_capture) and not (for_memory and _is_failed_handling(frames, inner_frames)):
             break
-        if not (for_memory or _is_torch(inner_frames[-1]) or _has_tensors(inner_frames[-1])):
+        if not (for_memory or ends_capture or _is_torch(inner_frames[-1]) or _has_tensors(inner_frames[-1])):
             break
         caught = next((at for at, frame in enumerate(frames) if frame.live is inner_frames[0].live), 0)
         error, frames = inner, frames[:caught] + inner_frames

@@ -30,6 +30,7 @@ Kind = Literal[
     "invalid_ordinal",
     "not_available",
     "initialization",
+    "capture",
     "other",
 ]
 
@@ -93,6 +94,16 @@ _RUNTIME = (
     _Known(46, "DevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable", "initialization"),
     _Known(3, "InitializationError", "initialization error", "initialization"),
     _Known(802, "SystemNotReady", "system not yet initialized", "initialization"),
+    _Known(900, "StreamCaptureUnsupported", "operation not permitted when stream is capturing", "capture"),
+    _Known(901, "StreamCaptureInvalidated", "operation failed due to a previous error during capture", "capture"),
+    _Known(904, "StreamCaptureUnjoined", "capturing stream has unjoined work", "capture"),
+    _Known(905, "StreamCaptureIsolation", "dependency created on uncaptured work in another stream", "capture"),
+    _Known(
+        906,
+        "StreamCaptureImplicit",
+        "operation would make the legacy stream depend on a capturing blocking stream",
+        "capture",
+    ),
     _Known(999, "Unknown", "unknown error", "other"),
 )
 _BY_CODE = {known.code: known for known in _RUNTIME}

@@ -51,7 +51,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         return described(check.draft(evidence, "proven"), evidence, *large)
     if not _ABOUT_DTYPE.search(evidence.message) or not _from_torch(evidence):
         return None
-    if any(len({found.value.device.type for found in call.tensors}) > 1 for call in evidence.calls):
+    devices_differ = any(len({found.value.device.type for found in call.tensors}) > 1 for call in evidence.calls)
+    if devices_differ and evidence.says("tensor)"):
         return None  # `torch.cuda.FloatTensor` and `torch.FloatTensor` differ in their device
     found = odd_one(evidence)
     if found is None:
