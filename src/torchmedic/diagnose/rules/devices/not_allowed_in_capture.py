@@ -24,6 +24,7 @@ from torchmedic.source.live_frames import node_location
 from torchmedic.source.syntax import calls_in, innermost
 from torchmedic.source.user_variables import user_trees
 
+_WITH = ast.With | ast.AsyncWith
 _WAITS = frozenset("item cpu numpy tolist synchronize nonzero unique masked_select __bool__ __float__ __int__".split())
 
 
@@ -61,12 +62,8 @@ def _not_capturable(evidence: RaisedEvidence) -> Draft:
 def _begin(evidence: RaisedEvidence) -> Location | None:
     """The `with` statement of the capture, where the frames that run stand in one."""
     for frame in reversed(evidence.frames):
-        found = (
-            innermost(frame.tree, frame.line, ast.With | ast.AsyncWith)
-            if frame.is_user and frame.tree is not None
-            else None
-        )
-        for item in found.items if isinstance(found, ast.With | ast.AsyncWith) else ():
+        found = innermost(frame.tree, frame.line, _WITH) if frame.is_user else None
+        for item in found.items if isinstance(found, _WITH) else ():
             if isinstance(item.context_expr, ast.Call) and "graph" in ast.unparse(item.context_expr.func).lower():
                 return node_location("origin", frame.file, item.context_expr, "the capture begins here")
     return None
