@@ -101,6 +101,16 @@ _OPERATIONS: dict[Family, str] = {
     "unpool": "max_unpool2d max_unpool3d",
     "assert_async": "_assert_async",
 }
+_INDEXING: tuple[Family, ...] = (
+    "label",
+    "embedding",
+    "rows",
+    "index",
+    "index_add",
+    "scatter_gather",
+    "embedding_bag",
+)  # that take indices
+_BOUND = re.compile(r"index out of bounds: 0 <= \S+ < (\d+)")  # of a kernel that the compiler wrote
 
 
 class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +127,12 @@ class KernelAssertion(msgspec.Struct, frozen=True, kw_only=True):
     family: Family
     count: int = 1
     text: str = ""
+
+    @property
+    def bound(self) -> int | None:
+        """The number that every index must be below, where the check says it."""
+        found = _BOUND.search(self.condition) if self.family == "compiled" else None
+        return int(found[1]) if found is not None else None
 
     def could_be(self, operation: str) -> bool | None:
         """Whether this operation (`aten.embedding.default`) launches such a kernel; None where that is not known."""
@@ -280,4 +296,6 @@ def family_of(file: str, kernel: str, condition: str) -> Family:
 
 def operations_of(family: Family) -> frozenset[str]:
     """The operations of ATen that launch such kernels, without overload; none where it could be any."""
+    if family == "compiled":
+        return frozenset[str]().union(*map(operations_of, _INDEXING))
     return frozenset(_OPERATIONS.get(family, "").split())

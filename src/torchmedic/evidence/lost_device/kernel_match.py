@@ -59,6 +59,8 @@ def candidates(lost: LostDevice) -> list[Seen]:
 
 def launches(said: KernelAssertion, seen: Seen) -> bool | None:
     """Whether an operation launches the kernel that failed; None where that is not known."""
+    if said.bound is not None and said.bound not in seen.indexed:
+        return False
     return said.could_be(_NATIVE.get(seen.op, seen.op))
 
 

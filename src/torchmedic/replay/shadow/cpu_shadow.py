@@ -39,6 +39,7 @@ class Seen(NamedTuple):
     op: str
     spots: tuple[Spot, ...]  # the user's lines, innermost first
     index_invented: bool  # an input of it that can be an index was not the run's own value
+    indexed: frozenset[int] = frozenset()  # sizes of what it was given beside whole numbers, which may be indices
 
 
 class Shadow(TorchFunctionMode):
@@ -189,7 +190,9 @@ class Shadow(TorchFunctionMode):
         invented = any(tensor in self._invented for tensor in tensors)
         whole = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
         index_invented = any(tensor in self._invented for tensor in whole)
-        seen = Seen(name, user_spots(sys._getframe(2)), index_invented)
+        others = [tensor for tensor in tensors if tensor.is_floating_point()] if whole else []
+        indexed = frozenset(size for tensor in others for size in tensor.shape)
+        seen = Seen(name, user_spots(sys._getframe(2)), index_invented, indexed)
         if len(self.seen) < _MAX_OPERATIONS:
             self.seen.append(seen)
         try:

@@ -27,6 +27,7 @@ _MEANING = {
     "rows": ("an index was out of range", "an index must be at least 0 and below the number of rows"),
     "index": ("an index was out of range", "an index must be within the size of the dimension"),
     "index_add": ("an index was out of range", "an index must be within the size of the dimension"),
+    "compiled": ("an index was out of range", "an index must be at least 0 and below the size of the dimension"),
     "scatter_gather": ("an index was out of range", "an index must be at least 0 and below the size of the dimension"),
     "embedding_bag": ("an index was out of range", "an index must be at least 0 and below the number of rows"),
     "masked_scatter": ("a mask picks more places than there are values", "there must be a value for every place"),
