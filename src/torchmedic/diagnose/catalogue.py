@@ -34,6 +34,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def family(self) -> str:
         return FAMILIES[self.code[2]]
 
+    @property
+    def cure(self) -> str:
+        """The first sentence on the cure."""
+        found = re.search(r"^Cure: (.+?)\.?(?:\s*\Z|\n\n|(?<=\.)\s)", self.doc, re.DOTALL | re.MULTILINE)
+        return " ".join(found[1].split()) if found is not None else ""
+
 
 def entries() -> list[Entry]:
     """All registered rules, by code."""

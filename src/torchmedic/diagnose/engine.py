@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from torchmedic.contained import report_fault
+from torchmedic.diagnose import catalogue
 from torchmedic.diagnose.registry import UNLESS, Family, load
 from torchmedic.diagnose.rule import Draft, E, RuleAnswer
 from torchmedic.diagnose.rules.cause_not_known import not_explained
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Treatment
 
 if TYPE_CHECKING:
     from torchmedic.evidence.exception import RaisedEvidence
@@ -52,7 +55,16 @@ def find(evidence: E, rules: Family[E]) -> RuleAnswer | None:
             report_fault(f"diagnose.{name}", error)
             continue
         if answer is not None:
-            found[name] = answer if isinstance(answer, RuleAnswer) else RuleAnswer(answer)
+            answer = answer if isinstance(answer, RuleAnswer) else RuleAnswer(answer)
+            found[name] = _with_advice(name, answer)
             if found[name].diagnosis.grade == "proven":
                 break
     return min(found.values(), key=lambda each: _GRADES.index(each.diagnosis.grade), default=None)
+
+
+def _with_advice(rule: str, answer: RuleAnswer) -> RuleAnswer:
+    """The cure of the rule's documentation, in the place of a cure that was tried and did not pass."""
+    if answer.plan is not None or answer.diagnosis.treatments:
+        return answer
+    advice = (Treatment(title=catalogue.read(rule).cure, safety="edit"),)
+    return RuleAnswer(msgspec.structs.replace(answer.diagnosis, treatments=advice))

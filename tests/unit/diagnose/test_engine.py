@@ -9,14 +9,15 @@ import pytest
 
 from torchmedic.diagnose import engine, registry
 from torchmedic.diagnose.rule import Rule, RuleAnswer
-from torchmedic.records import Diagnosis, Grade
+from torchmedic.records import Diagnosis, Grade, Treatment
 
 FIRST, SECOND = registry.EXHAUSTED[0], registry.OUT_OF_MEMORY[0]
 Answers = dict[str, Grade]
 
 
 def told(rule: str, grade: Grade) -> Diagnosis:
-    return Diagnosis(code=rule, name=rule, severity="error", grade=grade, message="", cause="")
+    advice = (Treatment(title="advice of its own", safety="edit"),)
+    return Diagnosis(code=rule, name=rule, severity="error", grade=grade, message="", cause="", treatments=advice)
 
 
 @pytest.fixture
@@ -56,3 +57,14 @@ def test_the_second_tier_is_not_asked_once_the_first_has_answered(asked: Callabl
 def test_other_rules_do_not_silence_the_second_tier(asked: Callable[[Answers], list[str]]) -> None:
     asked({"memory.pinned_memory_refused": "likely", SECOND: "proven"})
     assert engine.find(object(), registry.RAISED) == RuleAnswer(told(SECOND, "proven"))
+
+
+def test_a_diagnosis_without_a_treatment_gets_the_cure_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = Diagnosis(code="TM202", name="", severity="error", grade="proven", message="", cause="")
+    monkeypatch.setattr(engine, "load", lambda name: Rule(name, name, lambda evidence: bare))
+    evidence: Any = None
+
+    found = engine.ask(evidence, registry.Family("numbers.log_of_zero_or_negative"))
+
+    assert found is not None
+    assert [(each.title.split()[0], each.proven) for each in found.treatments] == [("compute", False)]

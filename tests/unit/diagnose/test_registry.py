@@ -59,3 +59,9 @@ def test_the_parent_need_not_load_a_rule_to_know_that() -> None:
         "message='', cause='')); print([m for m in sys.modules if m == 'torch' or '.rules' in m])"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_documentation_of_every_rule_has_a_short_cure() -> None:
+    """A diagnosis gives it as advice where no treatment of the rule passed."""
+    cures = {rule: catalogue.read(rule).cure for rule in registry.ALL if rule != registry.LAST[0]}
+    assert {rule: cure for rule, cure in cures.items() if not 3 < len(cure) < 260} == {}
