@@ -137,15 +137,41 @@ for (x,) in loader:
 """
 
 
+FORWARD_IN_LIGHTNING = """
+import lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Task(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 4)
+    def training_step(self, batch, number):
+        x, y = batch
+        smooth = torch.full((len(x), 4), 0.05, dtype=torch.float64)  # <- cause
+        loss = -(smooth @ self.net(x).log_softmax(-1).T).mean()
+        self.log("loss", loss)
+        return {"loss": loss}
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+loader = DataLoader(TensorDataset(torch.randn(16, 8), torch.randint(4, (16,))), batch_size=4)
+lightning.Trainer(accelerator="cpu", max_epochs=1, **quiet).fit(Task(), loader)
+"""
+
+
 @pytest.mark.parametrize(
     ("package", "source", "code", "item"),
     [
+        ("lightning", FORWARD_IN_LIGHTNING, "TM160", ""),
         ("transformers", HUGGING_FACE, "TM202", "dataset item 37"),
         ("lightning", LIGHTNING, "TM102", ""),
         pytest.param("lightning", MANUAL_LIGHTNING, "TM201", "dataset item 37", marks=pytest.mark.slow),
         ("accelerate", ACCELERATE, "TM201", "dataset item 17"),
     ],
-    ids=["hugging face", "lightning", "lightning with manual optimization", "accelerate"],
+    ids=["forward in lightning", "hugging face", "lightning", "lightning with manual optimization", "accelerate"],
 )
 def test_the_cause_is_the_users_own_line(tmp_path: Path, package: str, source: str, code: str, item: str) -> None:
     pytest.importorskip(package)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Iterator
@@ -111,7 +112,9 @@ class StepFailure:
             return self.evidence.step_through_backward()
         except CannotCut as reason:
             self.why_not = str(reason)
-            return None
+        with contextlib.suppress(CannotCut):
+            return self.evidence.step_of_library()
+        return None
 
     def intended_loss(self) -> float | None:
         """The loss that the step would have had if autograd did not object: that of a replay without gradients."""

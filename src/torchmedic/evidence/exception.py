@@ -16,7 +16,7 @@ from torchmedic.detect.failures.exhaustion import Exhaustion, exhaustion_of, exh
 from torchmedic.evidence.devices.cuda_setup import asked_beside
 from torchmedic.evidence.raising_operands import replay_operands
 from torchmedic.records import Location, Role
-from torchmedic.replay.step.step import Step, from_traceback, through_backward
+from torchmedic.replay.step.step import Step, from_traceback, through_backward, through_returned_loss
 from torchmedic.source.live_frames import Frame, frames_of, frames_of_traceback, place
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call
 from torchmedic.source.segment.cut import CannotCut
@@ -53,6 +53,14 @@ class RaisedEvidence:
     def step_through_backward(self) -> Step:
         """The step as far as it would have gone backward."""
         return through_backward(frames_of_traceback(self.error.__traceback__), self.incident.process)
+
+    def step_of_library(self) -> Step:
+        """The step of a function that a library has called, where the library calls backward."""
+        stack = frames_of_traceback(self.error.__traceback__)
+        try:
+            return through_backward(stack, self.incident.process, by_library=True)
+        except CannotCut:
+            return through_returned_loss(stack, self.incident.process)
 
     @functools.cached_property
     def exhaustion(self) -> Exhaustion | None:

@@ -38,6 +38,7 @@ from torchmedic.replay.isolation.torch_state import muted, preserved, rewind_rng
 from torchmedic.replay.shadow.cpu_shadow import Shadow
 from torchmedic.replay.shadow.fake_cuda import shaded
 from torchmedic.replay.step.moved_modules import put_back
+from torchmedic.replay.step.prepared_names import NAMES, SegmentEnd, Waits
 from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.reused_results import bind_batch, draws_from_iterator, is_on_device, reusable_result
 from torchmedic.replay.step.sharded_modules import unsharded
@@ -46,16 +47,7 @@ from torchmedic.source.assignments import names_read, names_written, read_first
 from torchmedic.source.lookup.failing_call import lost_arguments
 from torchmedic.source.objects.graph import is_leaf
 from torchmedic.source.segment.cut import Segment
-from torchmedic.source.segment.standalone import AWAIT, END
 from torchmedic.source.user_code import is_user_file
-
-
-class SegmentEnd(Exception):
-    """The segment ran into its own `return`, `break` or `continue`."""
-
-
-class Waits(Exception):
-    """A statement awaits something outside of the step."""
 
 
 class Runner:
@@ -285,16 +277,4 @@ class Runner:
             bind_batch(namespace, self._target, self._batch)
         if self.shadow is not None:
             namespace = {name: self.shadow.answer_variable(value) for name, value in namespace.items()}
-        namespace[END] = SegmentEnd
-        namespace[AWAIT] = _run_to_end
-        return namespace
-
-
-def _run_to_end(awaitable: Any) -> Any:
-    """The result of a coroutine that never really waits."""
-    iterator = awaitable.__await__()
-    try:
-        next(iterator)
-    except StopIteration as end:
-        return end.value
-    raise Waits
+        return namespace | NAMES

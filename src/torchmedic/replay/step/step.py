@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
@@ -15,6 +16,7 @@ from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.step_frames import forward_lines, refuse_launchers
 from torchmedic.source.live_frames import Stack, point_of, stack_at, stack_of_traceback
+from torchmedic.source.lookup.origins import CALLING
 from torchmedic.source.segment.cut import CannotCut, Segment, cut, loops_around, turn_around
 from torchmedic.source.syntax import is_module, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
@@ -176,6 +178,19 @@ def through_backward(stack: Stack, agent: StepContext, *, by_library: bool = Fal
     raise why
 
 
+def through_returned_loss(stack: Stack, agent: StepContext) -> Step:
+    """The step of a function that returns its loss to a library, which calls backward: a `training_step`."""
+    why = CannotCut("no function returns a loss to a library")
+    for (frame, line, column), (caller, _, _) in itertools.pairwise(stack):
+        by_library = not is_user_file(caller.f_code.co_filename) and caller.f_code.co_name not in CALLING
+        if by_library and is_user_file(frame.f_code.co_filename) and not is_module(frame.f_code):
+            try:
+                return _cut(frame, (line, column), None, agent, True, gives_loss=True)
+            except CannotCut as reason:
+                why = reason
+    raise why
+
+
 def earlier(
     frame: FrameType,
     lasti: int,
@@ -222,6 +237,7 @@ def _cut(
     include_failing: bool,
     *,
     through: bool = False,
+    gives_loss: bool = False,
     outwards: int = 0,
     kind: Callable[..., Runner] = Runner,
 ) -> Step:
@@ -234,6 +250,7 @@ def _cut(
             column=column,
             include_failing=include_failing,
             through_backward=through,
+            gives_loss=gives_loss,
             outwards=outwards,
             tree=tree,
         )

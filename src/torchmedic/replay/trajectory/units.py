@@ -15,7 +15,7 @@ from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.replay.isolation.torch_state import replaced
 from torchmedic.replay.step.earlier_step import EarlierStepRunner, earlier_step
-from torchmedic.replay.step.runner import SegmentEnd
+from torchmedic.replay.step.prepared_names import SegmentEnd
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.trajectory.change import Gradients
 

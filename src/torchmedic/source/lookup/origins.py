@@ -15,7 +15,7 @@ from torchmedic.source.lookup.failing_call import UNKNOWN, Argument, Call, raisi
 from torchmedic.source.lookup.layer_construction import class_nodes, is_attribute_of, own_names
 from torchmedic.source.lookup.safe_eval import mangled
 
-_CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
+CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
 
 
 class Origin:
@@ -125,7 +125,7 @@ def _passed_by_caller(frames: list[Frame], frame: Frame, name: str) -> tuple[Fra
         for argument in call.arguments:
             if argument.value is value and argument.node is not None:
                 return outer, argument.node
-        direct = all(part.function in _CALLING and part.module is not None for part in between)
+        direct = all(part.function in CALLING and part.module is not None for part in between)
         return _by_position(call, outer, frame, name) if direct else None
     return None
 

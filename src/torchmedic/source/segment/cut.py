@@ -69,6 +69,7 @@ def cut(
     column: int | None = None,
     include_failing: bool = True,
     through_backward: bool = False,
+    gives_loss: bool = False,
     outwards: int = 0,
     tree: ast.Module | None = None,
 ) -> Segment:
@@ -81,6 +82,7 @@ def cut(
         column: Where on that line, in bytes from 0, should several statements share it.
         include_failing: Whether the failing statement belongs to the step (`backward()` does, `optimizer.step()` not).
         through_backward: Whether to go on to the statement that calls backward, where the step did not get there.
+        gives_loss: Whether the function returns the loss to a library, which calls backward: all of it is the step.
         outwards: How many loops to go out of, where what matters happened in earlier turns of the inner ones.
         tree: Other syntax for the same file, for a trial.
 
@@ -110,14 +112,16 @@ def cut(
         before = _truncate(outer, point, include_failing)
         is_step = any(map(_runs_backward, before)) and not (outer is body and is_module(frame.f_code))
         block, statements = (outer, before) if is_step else (block, statements)
-    if through_backward:
+    if gives_loss:
+        statements = _to_the_loss(body, block)
+    elif through_backward:
         statements = _go_on(statements, block, line)
     if not statements:
         raise CannotCut("no statement stands before the failing one")
     kept = _needed(statements, frame)
     prepared: Block = []
     for statement in kept:
-        result = Standalone(frame).visit(copy.deepcopy(statement))
+        result = Standalone(frame, gives_loss=gives_loss).visit(copy.deepcopy(statement))
         prepared.extend(result if isinstance(result, list) else [result])
     return Segment(file, prepared, function_name(frame.f_code), block[0].lineno, line)
 
@@ -220,6 +224,13 @@ def _go_on(statements: Block, block: Block, line: int) -> Block:
         if _runs_backward(block[number]):
             return block[: number + 1]
     raise CannotCut("backward is not called from this frame")
+
+
+def _to_the_loss(body: Block, block: Block) -> Block:
+    returns = any(isinstance(node, ast.Return) and node.value is not None for part in body for node in ast.walk(part))
+    if block is not body or not returns or any(map(_runs_backward, body)):
+        raise CannotCut("the function returns no loss")
+    return body
 
 
 def _runs_backward(statement: ast.stmt) -> bool:

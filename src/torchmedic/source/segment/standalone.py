@@ -9,12 +9,17 @@ from typing import Any
 # Names that the prepared statements refer to, and that the runner defines.
 END = "__torchmedic_end__"
 AWAIT = "__torchmedic_await__"
+RETURNED = "__torchmedic_returned__"
 
 
 class Standalone(ast.NodeTransformer):
-    """Make statements of a function body runnable on their own."""
+    """Make statements of a function body runnable on their own.
 
-    def __init__(self, frame: FrameType) -> None:
+    With `gives_loss`, what the function returns is the loss, for which somebody else calls backward.
+    """
+
+    def __init__(self, frame: FrameType, *, gives_loss: bool = False) -> None:
+        self._gives_loss = gives_loss
         parts = frame.f_code.co_qualname.split(".")
         parts = parts[:-1] if parts[-1] != "<module>" else []
         self._class = parts[-1] if parts and parts[-1] != "<locals>" else None
@@ -37,7 +42,12 @@ class Standalone(ast.NodeTransformer):
     def visit_Return(self, node: ast.Return) -> Any:
         self.generic_visit(node)
         end = self._end(node)
-        return [ast.copy_location(ast.Expr(node.value), node), end] if node.value is not None else end
+        if node.value is None:
+            return end
+        value = node.value
+        if self._gives_loss:
+            value = ast.copy_location(ast.Call(ast.Name(RETURNED, ast.Load()), [value], []), node)
+        return [ast.copy_location(ast.Expr(value), node), end]
 
     def visit_Break(self, node: ast.Break | ast.Continue) -> ast.AST:
         return node if self._loops else self._end(node)

@@ -33,6 +33,7 @@ from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.records import Location
 from torchmedic.source.live_frames import Frame, frames_of, node_location, place
 from torchmedic.source.lookup.failing_call import raising_call
+from torchmedic.source.lookup.origins import CALLING
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_code import is_user_file
@@ -40,7 +41,6 @@ from torchmedic.source.user_variables import user_trees
 
 _REFUSED = re.compile(r"([\w.<>]+)\(\) (?:takes|got|missing) ")  # what Python says of arguments
 _MAX_TEXT = 120  # of a call
-_CALLING = ("_call_impl", "inner", "_wrapped_call_impl")
 
 
 @rule("TM173", "wrong-forward-arguments")
@@ -55,7 +55,7 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if not frame.is_user and (called := _called_back(evidence, frame)) is not None:
         return _own_function(evidence, frame, called)
     call = raising_call(frame)
-    if frame.function in _CALLING and frame.module is not None and not frame.is_user:
+    if frame.function in CALLING and frame.module is not None and not frame.is_user:
         if call is None or not isinstance(frame.node, ast.Call) or ast.unparse(frame.node.func) != "forward_call":
             return None  # a hook was called, not `forward`
         module = frame.module

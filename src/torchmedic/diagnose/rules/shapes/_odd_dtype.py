@@ -31,6 +31,7 @@ _INDEX = {
     "one_hot": (0, "tensor"),
     "bincount": (0, "input"),
 }
+_LOSSES = frozenset("cross_entropy cross_entropy_loss nll_loss nll_loss_nd".split())
 _MASK = {
     "masked_fill": (1, "mask"),
     "masked_select": (1, "mask"),
@@ -69,7 +70,12 @@ def odd_one(evidence: RaisedEvidence) -> Odd | None:
     """The first explanation that the live tensors bear out, from the innermost call outwards."""
     for call in evidence.calls:
         found = (
-            _lookup(call) or _masked(call) or _written(call) or _mixed(evidence, call) or _unsupported(evidence, call)
+            _lookup(call)
+            or _masked(call)
+            or _written(call)
+            or _weighted(call)
+            or _mixed(evidence, call)
+            or _unsupported(evidence, call)
         )
         if found is not None:
             return found
@@ -128,6 +134,16 @@ def _written(call: Call) -> Odd | None:
     return Odd(
         target, dtype(result), _what(call), f"; the result is {dtype(result)} and is to be written into it", call, True
     )
+
+
+def _weighted(call: Call) -> Odd | None:
+    """The weights of the classes, which are given to a loss beside its scores."""
+    scores, weight = call.get(0, "input"), call.get(2, "weight")
+    if call.op not in _LOSSES or not isinstance(scores, torch.Tensor) or not isinstance(weight, torch.Tensor):
+        return None
+    if weight.dtype == scores.dtype or not scores.is_floating_point():
+        return None
+    return Odd(weight, dtype(scores), f"the weight of {_what(call)}", f"; the scores are {dtype(scores)}", call)
 
 
 def _mixed(evidence: RaisedEvidence, call: Call) -> Odd | None:

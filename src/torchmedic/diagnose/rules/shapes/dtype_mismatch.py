@@ -18,6 +18,7 @@ import re
 
 import torch
 
+from torchmedic.diagnose.cures.edits import called, rewritten
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._dtype_giver import giver_of
 from torchmedic.diagnose.rules.shapes._large_numbers import described, too_large
@@ -31,9 +32,14 @@ from torchmedic.diagnose.words.tensors import (
     origin_of_whole,
     shape,
 )
+from torchmedic.evidence.backward_failure import StepFailure
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Location
+from torchmedic.records import Location, Treatment
+from torchmedic.replay.step.trial import Edit, attempt
+from torchmedic.source.lookup.origins import user_argument
+from torchmedic.source.spots import spot_of_node
 
+_METHODS = {"float32": "float", "float64": "double", "float16": "half", "int64": "long", "bool": "bool"}
 _ABOUT_DTYPE = re.compile(
     r"dtype|scalar type|Input type \(.*\) and (bias|weight) type|not implemented for '|can't be cast|"
     r"used as indices must be|can require gradients|boolean mask|boolean tensor|index tensor of type|floating.point|"
@@ -68,7 +74,26 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     made, label = giver_of(evidence, found.tensor), f"{dtype(found.tensor)}, not {found.wanted}"
     draft.at(made, *evidence.at_user_line("cause" if made is None else "surfaced", label))
     _came_from(evidence, found, draft, made)
+    draft.treat(_converted(evidence, found))
     return draft.help(_advice(found, of_items=items_become(evidence, found.tensor) is not None))
+
+
+def _converted(evidence: RaisedEvidence, found: Odd) -> Treatment | None:
+    """The tensor converted where it is used, if the step then runs through."""
+    wanted = _METHODS.get(found.wanted.split(" or ")[0])
+    passed = user_argument(evidence.frames, found.tensor)
+    if wanted is None or passed is None or found.in_place:
+        return None
+    frame, node = passed[0], passed[1].node
+    step = StepFailure(evidence).step if node is not None and hasattr(node, "lineno") else None
+    if step is None or node is None:
+        return None
+    text = f"{called(rewritten(frame.file, node), node)}.{wanted}()"
+    verdict = attempt(step, Edit(spot_of_node(frame.file, node, frame.function), text))
+    title = f"convert it where it is used: `{text}`"
+    if not verdict.passed:
+        return None
+    return Treatment(title=title, safety="edit", proven=True, result=verdict.result, patch=verdict.patch)
 
 
 def _from_torch(evidence: RaisedEvidence) -> bool:
@@ -90,14 +115,13 @@ def _came_from(evidence: RaisedEvidence, found: Odd, draft: Draft, giver: Locati
 
 
 def _advice(found: Odd, *, of_items: bool) -> str:
-    methods = {"float32": "float", "float64": "double", "float16": "half", "int64": "long", "bool": "bool"}
     wanted = found.wanted.split(" or ")[0]
     if found.in_place:
         return "make a new tensor instead of writing into this one, or make this one floating point from the start"
-    if wanted in methods and of_items:
-        return f"convert the items: `.{methods[wanted]}()` for a tensor, `.astype(np.{wanted})` for a NumPy array"
-    if wanted in methods:
-        return f"convert it where it is made: `.{methods[wanted]}()`"
+    if wanted in _METHODS and of_items:
+        return f"convert the items: `.{_METHODS[wanted]}()` for a tensor, `.astype(np.{wanted})` for a NumPy array"
+    if wanted in _METHODS:
+        return f"convert it where it is made: `.{_METHODS[wanted]}()`"
     return (
         f"convert it where it is made: `.to(torch.{wanted})`" if re.fullmatch(r"\w+\d*", wanted) else "convert it first"
     )

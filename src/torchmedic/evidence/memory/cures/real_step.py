@@ -22,8 +22,8 @@ from torchmedic.replay.fake.changes import gradients_stay
 from torchmedic.replay.isolation.outside_world import sealed
 from torchmedic.replay.isolation.sandbox import Bounds, ReplayTooBig, ReplayTooLong
 from torchmedic.replay.isolation.torch_state import muted, rewind_rng
+from torchmedic.replay.step.prepared_names import SegmentEnd
 from torchmedic.replay.step.result import ReplayResult
-from torchmedic.replay.step.runner import SegmentEnd
 from torchmedic.replay.step.step import Step
 from torchmedic.replay.step.trial import attempt
 from torchmedic.source.objects.finite import is_finite

@@ -18,9 +18,10 @@ from torchmedic.evidence.memory.fake.ledger import ByteLedger, FailurePoint
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
 from torchmedic.replay.isolation.torch_state import muted, replaced, same_modules, same_random_numbers, same_tensors
+from torchmedic.replay.step.prepared_names import SegmentEnd
 from torchmedic.replay.step.result import ReplayResult, start_of
 from torchmedic.replay.step.reused_results import draws_from_iterator
-from torchmedic.replay.step.runner import Runner, SegmentEnd
+from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.step import Step
 

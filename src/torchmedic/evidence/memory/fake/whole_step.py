@@ -20,8 +20,9 @@ from torchmedic.replay.fake.changes import backward_without_autocast
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.sandbox import GRACE, ReplayTooLong, ReplayWaits, harmless
 from torchmedic.replay.isolation.torch_state import muted
+from torchmedic.replay.step.prepared_names import SegmentEnd
 from torchmedic.replay.step.result import ReplayResult
-from torchmedic.replay.step.runner import Runner, SegmentEnd
+from torchmedic.replay.step.runner import Runner
 from torchmedic.replay.step.side_effects import no_side_effects
 from torchmedic.replay.step.trial import Edit
 from torchmedic.source.assignments import names_read, names_written, read_first
