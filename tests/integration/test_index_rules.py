@@ -58,7 +58,7 @@ Trainer().fit()
         "TM301",
         """
 tokens = torch.randint(0, 20, (12, 9), generator=torch.Generator().manual_seed(0))
-tokens[7, 4] = 20
+tokens[7, 4] = 20  # <- cause
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -66,7 +66,7 @@ class Model(nn.Module):
         self.head = nn.Linear(8, 20, bias=False)
     def forward(self, x, y):
         logits = self.head(self.embed(x))
-        return F.cross_entropy(logits.view(-1, logits.size(-1)), y.reshape(-1))  # <- cause
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), y.reshape(-1))
 model = Model()
 for (t,) in DataLoader(TensorDataset(tokens), batch_size=4):
     model(t[:, :-1], t[:, 1:]).backward()

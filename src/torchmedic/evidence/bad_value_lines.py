@@ -45,12 +45,15 @@ class Watch:
 
     Args:
         is_wrong: Given a value and a depth, tells whether it is bad, or holds something bad so deep inside.
+        whole_numbers: Whether a whole number of Python's can be bad. It is known by its variable: 4 is one object.
     """
 
-    def __init__(self, is_wrong: Callable[[Any, int], bool] = is_bad) -> None:
+    def __init__(self, is_wrong: Callable[[Any, int], bool] = is_bad, *, whole_numbers: bool = False) -> None:
         self.last: Line | None = None  # of the last bad value that a function returned
         self._is_wrong = is_wrong
         self._known: dict[int, tuple[Any, Line]] = {}  # bad values by identity, each with the line that made it
+        self._whole_numbers = whole_numbers
+        self._numbers: dict[tuple[FrameType, Path], Line] = {}  # variables whose bad whole number a line made
         self._running: dict[FrameType, _Running] = {}
         self._before: Any = None
 
@@ -100,6 +103,7 @@ class Watch:
         for path in _accesses(frame, running.line).reads:
             value = _value(frame, path)
             if value is None or isinstance(value, bool | int | str):
+                running.source = running.source or self._numbers.get((frame, path))
                 continue
             known = self._known.get(id(value))
             if known is not None and known[0] is value:
@@ -111,6 +115,10 @@ class Watch:
         running = self._running[frame]
         for path in _accesses(frame, running.line).writes:
             value = _value(frame, path)
+            if self._whole_numbers and type(value) is int:
+                self._numbers.pop((frame, path), None)
+                if self._is_wrong(value, 0):
+                    self._numbers[frame, path] = self._origin(frame, running, path)
             if value is None or isinstance(value, bool | int | str):
                 continue
             known = self._known.get(id(value))
@@ -124,7 +132,8 @@ class Watch:
     def _returned(self, frame: FrameType, value: Any) -> None:
         running = self._running[frame]
         line = self.line_of(value) or self._origin(frame, running, ())
-        self._known[id(value)] = (value, line)
+        if type(value) is not int:
+            self._known[id(value)] = (value, line)
         self.last = line
         outer = frame.f_back
         while outer is not None and outer not in self._running:

@@ -104,16 +104,19 @@ def _attribute_of(dataset: Any, call: KeptBackward, tensor: torch.Tensor, at: in
     """The attribute of a data set that holds a row of a batch, at the index of its item."""
     items = items_of(call.origin)
     index = items[at] if isinstance(items, list | tuple) and at < len(items) else None
-    if not isinstance(index, int) or not tensor.dim():
-        return None
+    return attribute_with(dataset, index, tensor[at]) if isinstance(index, int) and tensor.dim() else None
+
+
+def attribute_with(dataset: Any, index: int, row: torch.Tensor, *, of_dtype: bool = False) -> Origin | None:
+    """The only assignment of an attribute of a data set that holds a row of a batch; `of_dtype`: in its very dtype."""
     for attr, value in list((getattr(dataset, "__dict__", None) or {}).items()):
         try:
-            row = torch.as_tensor(value[index])
+            item = torch.as_tensor(value[index])
         except Exception:  # whatever the attributes of a data set do when they are asked for an item
             continue
-        if tensor.is_floating_point() and not row.is_floating_point():
+        if item.dtype != row.dtype and (of_dtype or (row.is_floating_point() and not item.is_floating_point())):
             continue  # bytes and counts are scaled where they are converted
-        if row.shape == tensor.shape[1:] and torch.equal(row.to(tensor.dtype), tensor[at]):
+        if item.shape == row.shape and torch.equal(item.to(row.dtype), row):
             found = [each for each in attribute_assignments(type(dataset), attr) if not _writes_part(each[1])]
             if len(found) == 1:
                 return Origin(found[0][0], found[0][1], f"self.{attr}")

@@ -63,17 +63,20 @@ def datasets_in_use() -> list[Any]:
     return list({id(dataset): dataset for dataset, _ in collations_in_use() if dataset is not None}.values())
 
 
-def fetch_again(index: Any, is_wrong: Callable[[Any, int], bool] = is_bad) -> Fetched | None:
+def fetch_again(
+    index: Any, is_wrong: Callable[[Any, int], bool] = is_bad, *, whole_numbers: bool = False
+) -> Fetched | None:
     """Fetch an item that was bad. None where no dataset in use gives a bad item for that index.
 
     Args:
         index: Of the item.
         is_wrong: Given a value and a depth, tells whether it is bad, or holds something bad so deep inside.
+        whole_numbers: Whether a whole number of Python's can be bad.
     """
     for dataset in datasets_in_use()[:_MAX_DATASETS]:
         if not hasattr(dataset, "__getitem__"):
             continue
-        watch = Watch(is_wrong)
+        watch = Watch(is_wrong, whole_numbers=whole_numbers)
         state = torch.get_rng_state()
         try:
             with muted(), watch:

@@ -59,6 +59,8 @@ def line_in_preparation(
     data: torch.Tensor | None,
     objects: list[Any],
     is_wrong: Callable[[Any, int], bool] = is_bad,
+    *,
+    whole_numbers: bool = False,
 ) -> Line | None:
     """The line that made data bad before the training loop began, found by making the data once more.
 
@@ -67,13 +69,14 @@ def line_in_preparation(
         data: The bad tensor.
         objects: What holds bad data as well, such as the data set of the batch.
         is_wrong: Given a value and a depth, tells whether it is bad, or holds something bad so deep inside.
+        whole_numbers: Whether a whole number of Python's can be bad.
     """
     holders = list(_holders(frames, lambda value: _is_data(value, data, objects), objects))
     # A batch that was picked by hand shares no memory with the data that it was picked from.
     holders = holders or list(_holders(frames, lambda value: is_wrong(value, 0), []))
     for holder in holders[:_MAX_HOLDERS]:
-        watch = Watch(is_wrong)
-        result = _watched(holder.frame.live, functools.partial(_made_again, holder), watch)
+        watch = Watch(is_wrong, whole_numbers=whole_numbers)
+        result = watched(holder.frame.live, functools.partial(_made_again, holder), watch)
         found = _line_of(watch, result, is_wrong) if result is not None else None
         if found is not None:
             return found
@@ -90,7 +93,7 @@ def line_in_collate(
         if _is_users(collate) or any(map(_is_users, getattr(collate, "__dict__", {}).values())):
             watch = Watch(is_wrong)
             run = functools.partial(_collated, dataset, collate, items, is_wrong)
-            result = _watched(frames[-1].live, run, watch)
+            result = watched(frames[-1].live, run, watch)
             return watch.line_of(result) or watch.last if is_wrong(result, 3) else None
     return None
 
@@ -114,7 +117,7 @@ def line_in_iteration(frames: list[Frame]) -> Line | None:
         if code is None or not code.co_flags & inspect.CO_GENERATOR or not is_user_file(code.co_filename):
             continue
         watch = Watch()
-        item = _watched(frames[-1].live, functools.partial(_first_bad, dataset), watch)
+        item = watched(frames[-1].live, functools.partial(_first_bad, dataset), watch)
         found = watch.line_of(item) or watch.last if item is not None else None
         if found is not None:
             return found
@@ -130,7 +133,7 @@ def _collated(dataset: Any, collate: Any, items: tuple[Any, ...], is_wrong: Call
     return collate(fetched) if not any(is_wrong(item, 3) for item in fetched) else None
 
 
-def _watched(frame: FrameType, run: Callable[[], Any], watch: Watch) -> Any:
+def watched(frame: FrameType, run: Callable[[], Any], watch: Watch) -> Any:
     """What something gives, run line by line; None where it cannot be run."""
     if not _has_room() or others_train():
         return None

@@ -11,13 +11,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from torchmedic.evidence.data_makers import attribute_with
 from torchmedic.evidence.dataset_item import line_of_dtype
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.observe.step.items import as_tuple
 from torchmedic.records import Location, Role
 from torchmedic.replay.trace.operations import storage_of
 from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import Argument, Call, raising_call, read
 from torchmedic.source.lookup.layer_construction import built_at, module_path
+from torchmedic.source.lookup.line_accesses import NO_ACCESSES, accesses_by_line
 from torchmedic.source.lookup.origins import Origin, origin_of, user_argument
 from torchmedic.source.objects.parts import is_users
 
@@ -87,7 +90,18 @@ def made_here(evidence: RaisedEvidence, value: Any, what: str, *, whole: bool = 
 def items_become(evidence: RaisedEvidence, tensor: torch.Tensor, role: Role = "cause") -> Location | None:
     """The line of a dataset that gives a tensor of the batch its dtype."""
     made = line_of_dtype(evidence.incident, tensor)
-    return place(role, made.file, made.line, f"items become {dtype(tensor)} here") if made is not None else None
+    if made is None:
+        return None
+    label = f"items become {dtype(tensor)} here"
+    indices, row = as_tuple(evidence.incident.batch_indices), tensor.detach()[:1]
+    if len(indices) == 1 and isinstance(indices[0], list | tuple):
+        indices = tuple(indices[0])
+    if made.owner is not None and len(row) and type(indices[0]) is int:
+        held = attribute_with(made.owner, indices[0], row[0], of_dtype=True)
+        reads = accesses_by_line(made.file).get(made.line, NO_ACCESSES).reads
+        if held is not None and tuple(held.name.split(".")) in reads and not isinstance(held.value, ast.Name):
+            return held.location(role, label)  # the line only hands out what the data set already holds
+    return place(role, made.file, made.line, label)
 
 
 def came_to_be(found: Origin, what: str) -> str:

@@ -1,12 +1,13 @@
 """`backward()` was called on a tensor with several elements.
 
-What: autograd computes the gradient of one number. `backward()` and `autograd.grad()` therefore need a loss with
+What: autograd computes the gradient of one real number. `backward()` and `autograd.grad()` therefore need a loss with
 exactly one element, unless they are given a weight for each element (`gradient=`, `grad_outputs=`).
 
 Why: the loss was built with `reduction='none'`, only one dimension was averaged, or the output of the model itself
-was passed.
+was passed. Or the loss is a complex number, such as the mean of the squares of complex differences.
 
-Cure: reduce the loss to one number (`loss.mean()` or `loss.sum()`), or pass a weight for each element.
+Cure: reduce the loss to one number (`loss.mean()` or `loss.sum()`), or pass a weight for each element; take `.abs()` of
+complex differences first.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.autograd._unfit_loss import UnfitLoss
 from torchmedic.diagnose.words.tensors import shape
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.records import Role
 from torchmedic.source.live_frames import Frame, node_location
 from torchmedic.source.lookup.failing_call import read
 from torchmedic.source.lookup.handed_loss import Handing, handing_function
@@ -37,6 +40,8 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     if inner is None or "RuntimeError" not in evidence.kinds or not evidence.says("scalar outputs"):
         return None
     loss = inner.variables.get("out")
+    if isinstance(loss, torch.Tensor) and loss.is_complex() and loss.numel() == 1:
+        return _complex(evidence, loss)
     if not isinstance(loss, torch.Tensor) or loss.numel() == 1:
         return None
     by_grad = evidence.find("grad") is not None
@@ -46,7 +51,10 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     handing = handing_function(evidence.frames) if evidence.is_in_library else None
     if handing is not None and handing.returns:
         return _handed(draft, evidence, handing, loss)
-    draft.at(*evidence.at_user_line("cause", f"{shape(loss)}: {loss.numel()} elements, not one"))
+    computed = UnfitLoss(evidence, loss).unreduced() if not by_grad and not evidence.is_in_library else None
+    draft.mark(computed, "cause", f"{loss.numel()} elements, which nothing makes one number of")
+    role: Role = "cause" if computed is None else "surfaced"
+    draft.at(*evidence.at_user_line(role, f"{shape(loss)}: {loss.numel()} elements, not one"))
     origin = _made(evidence, loss)
     reason = _reason(evidence.user_frame, origin) if origin is not None and evidence.user_frame is not None else ""
     if origin is not None:
@@ -58,6 +66,16 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     else:
         draft.help("reduce the loss to one number with `.mean()` or `.sum()`")
     return draft
+
+
+def _complex(evidence: RaisedEvidence, loss: torch.Tensor) -> Draft:
+    draft = check.draft(evidence, "proven")
+    draft.message = f"the gradient of a complex number ({str(loss.dtype).removeprefix('torch.')}) was asked for"
+    draft.cause = "a loss is a real number: of complex numbers there is no smaller and larger"
+    made = UnfitLoss(evidence, loss).made_complex()
+    draft.mark(made, "cause", "complex numbers are put together to one, which is complex")
+    draft.at(*evidence.at_user_line("cause" if made is None else "surfaced", "backward is called on a complex number"))
+    return draft.help("take `.abs()` before the square or the mean, or `torch.view_as_real(...)` of the difference")
 
 
 def _handed(draft: Draft, evidence: RaisedEvidence, handing: Handing, loss: torch.Tensor) -> Draft:

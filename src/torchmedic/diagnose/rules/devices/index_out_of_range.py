@@ -26,6 +26,8 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count, made_here
 from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.evidence.whole_number_makers import blamed, held_numbers, line_of_stray
+from torchmedic.records import Location
 from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.failing_call import UNKNOWN, Call, raising_call, read
@@ -84,10 +86,12 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
     built = table_built_at(evidence.frames, lookup.table, lookup.layer, f"{lookup.size_words}, set here")
     # A library looks up what it has read itself: the line that starts the library is innocent.
     is_setting = built is not None and passed is None and evidence.is_in_library
+    cause = _cause(evidence, lookup, index, strays, built)
+    if cause is None and is_setting and built is not None:
+        cause = msgspec.structs.replace(built, role="cause")
     label = f"index {strays.values[0]} meets {lookup.size_words}"
-    draft.at(*evidence.at_user_line("surfaced" if is_setting else "cause", label))
-    draft.at(made_here(evidence, lookup.index, "comes from", whole=True))
-    draft.at(msgspec.structs.replace(built, role="cause") if is_setting and built is not None else built)
+    draft.at(cause, *evidence.at_user_line("cause" if cause is None else "surfaced", label))
+    draft.at(made_here(evidence, lookup.index, "comes from", whole=True), built)
     extent = span(index)
     if extent is not None and strays.total > 1:
         verb = "is" if strays.count == 1 else "are"
@@ -100,6 +104,22 @@ def _proven(evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, stray
         draft.because(f"the dataset items with such an index: {listed([str(each) for each in items], 8)}")
     _advise(draft, lookup, index, strays, RangeCures(evidence))
     return draft
+
+
+def _cause(
+    evidence: RaisedEvidence, lookup: Lookup, index: torch.Tensor, strays: Strays, built: Location | None
+) -> Location | None:
+    """The line that made the indices, or the table, where the values show which is wrong; else None."""
+    marker = len(strays.distinct) == 1 and strays.distinct[0] in _MARKERS
+    length = index.shape[-1] if index.dim() else 0
+    if lookup.layer is None or marker or (length > lookup.bound and _are_positions(index, length)):
+        return None
+    held = held_numbers(evidence.frames, evidence.incident, index, strays)
+    blame = blamed(index if held is None else held.values, lookup.bound, strays.distinct, from_one="table")
+    if blame == "table":
+        return msgspec.structs.replace(built, role="cause") if built is not None else None
+    label = f"index {strays.values[0]} comes from here"
+    return line_of_stray(evidence.frames, evidence.incident, index, strays, label, held) if blame == "data" else None
 
 
 def _advise(draft: Draft, lookup: Lookup, index: torch.Tensor, strays: Strays, cures: RangeCures) -> None:

@@ -24,7 +24,8 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import made_here
 from torchmedic.evidence.dataset_item import items_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Treatment
+from torchmedic.evidence.whole_number_makers import blamed, held_numbers, line_of_stray
+from torchmedic.records import Location, Treatment
 from torchmedic.replay.trace.values import Strays, is_whole, outside, readable, span
 from torchmedic.source.lookup.layers import layer_built_at, maker_of
 from torchmedic.source.lookup.origins import user_argument
@@ -100,14 +101,44 @@ def _proven(evidence: RaisedEvidence, given: _Given, labels: torch.Tensor, stray
     built = layer_built_at(evidence.frames, layer, f"{known} because of this layer") if layer is not None else None
     # A library computes the loss of a batch that it has read itself: the line that starts the library is innocent.
     is_setting = built is not None and passed is None and evidence.is_in_library
-    draft.at(*evidence.at_user_line("surfaced" if is_setting else "cause", f"label {strays.values[0]} meets {known}"))
-    draft.at(made_here(evidence, given.labels, "comes from", whole=True))
-    draft.at(msgspec.structs.replace(built, role="cause") if is_setting and built is not None else built)
+    made = made_here(evidence, given.labels, "comes from", whole=True)
+    cause = _cause(evidence, labels, strays, classes, built, made)
+    if cause is None and is_setting and built is not None:
+        cause = msgspec.structs.replace(built, role="cause")
+    draft.at(cause)
+    draft.at(
+        *evidence.at_user_line("cause" if cause is None else "surfaced", f"label {strays.values[0]} meets {known}")
+    )
+    draft.at(made, built)
     draft.because(_counted(labels, strays))
     if len(items) > 1:
         draft.because(f"the dataset items with such a label: {listed([str(index) for index in items], 8)}")
     _advise(draft, labels, strays, classes, item.strip(" ()"), _Cures(RangeCures(evidence), given.labels, layer))
     return draft
+
+
+def _cause(
+    evidence: RaisedEvidence,
+    labels: torch.Tensor,
+    strays: Strays,
+    classes: int,
+    built: Location | None,
+    made: Location | None,
+) -> Location | None:
+    """The line that made the labels, or the layer, where the values show which is wrong; else None."""
+    if len(strays.distinct) == 1 and strays.distinct[0] in _MARKERS and strays.count < strays.total:
+        return None  # the loss was not told
+    held = held_numbers(evidence.frames, evidence.incident, labels, strays)
+    blame = blamed(labels if held is None else held.values, classes, strays.distinct, from_one="data")
+    if blame == "table":
+        return msgspec.structs.replace(built, role="cause") if built is not None else None
+    if blame != "data":
+        return None
+    label = f"label {strays.values[0]} comes from here"
+    found = line_of_stray(evidence.frames, evidence.incident, labels, strays, label, held)
+    if found is None and made is not None and not evidence.incident.batch_indices and not made.code.startswith("for "):
+        found = msgspec.structs.replace(made, role="cause")
+    return found
 
 
 def _counted(labels: torch.Tensor, strays: Strays) -> str:

@@ -1,7 +1,7 @@
 """`step()` of an optimizer or a learning-rate scheduler was called with wrong arguments or too often.
 
-What: `LBFGS` evaluates the loss several times and needs a closure; `ReduceLROnPlateau` needs the metric that it
-watches; `OneCycleLR` is built for a total number of steps, and all of them are done.
+What: `LBFGS` evaluates the loss several times and needs a closure that returns it; `ReduceLROnPlateau` needs the metric
+that it watches; `OneCycleLR` is built for a total number of steps, and all of them are done.
 
 Why: the optimizer or scheduler was replaced but the loop was not changed; or the loop steps a schedule more often than
 the schedule was planned for.
@@ -11,18 +11,25 @@ Cure: pass the closure or the metric; plan as many steps as the loop makes.
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch.optim import lr_scheduler
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import raising_call
+from torchmedic.source.returns import code_of
+from torchmedic.source.user_code import is_user_file
 
 
 @rule("TM179", "wrong-step-call")
 def check(evidence: RaisedEvidence) -> Draft | None:
     owner = _stepped(evidence)
-    draft: Draft | None = None
+    draft = _nothing_returned(evidence) if isinstance(owner, torch.optim.LBFGS) else None
+    if draft is not None:
+        return draft
     if isinstance(owner, torch.optim.LBFGS) and "TypeError" in evidence.kinds and evidence.says("closure"):
         draft = _draft(
             evidence, "`LBFGS.step` was called without a closure", "it evaluates the loss several times itself"
@@ -47,6 +54,21 @@ def check(evidence: RaisedEvidence) -> Draft | None:
             )
             draft.help("plan `total_steps` as epochs x batches per epoch, and step once per batch")
     return draft
+
+
+def _nothing_returned(evidence: RaisedEvidence) -> Draft | None:
+    """A closure of `LBFGS` that ends without `return loss`."""
+    frame = next((each for each in reversed(evidence.library_frames) if each.function == "step"), None)
+    if frame is None or "TypeError" not in evidence.kinds or frame.variables.get("orig_loss", frame) is not None:
+        return None
+    closure = frame.variables.get("closure")
+    code = code_of(inspect.unwrap(closure)) if callable(closure) else None
+    draft = check.draft(evidence, "proven", "the closure of `LBFGS.step` returned None, not the loss")
+    draft.cause = "the optimizer compares the losses that the closure returns"
+    if code is not None and is_user_file(code.co_filename):
+        draft.at(place("cause", code.co_filename, code.co_firstlineno, f"`{code.co_name}` returns nothing"))
+    draft.at(*evidence.at_user_line("surfaced" if draft.has_place else "cause", "the closure is called here"))
+    return draft.help("end the closure with `return loss`")
 
 
 def _stepped(evidence: RaisedEvidence) -> object:

@@ -21,7 +21,9 @@ from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.data_loading import Loading, loading_of
 from torchmedic.evidence.exception import RaisedEvidence
-from torchmedic.records import Diagnosis, Location
+from torchmedic.evidence.whole_number_makers import line_of_index
+from torchmedic.records import Diagnosis, Location, Role
+from torchmedic.source.objects.parts import is_users
 
 _NONE = re.compile(r"\bNoneType\b")
 
@@ -95,11 +97,15 @@ def _beyond(evidence: RaisedEvidence, loading: Loading) -> Draft | None:
     if not beyond or (isinstance(failure.index, int) and failure.index < size):
         return None
     batches = getattr(loading.iterator, "_index_sampler", None)
-    name = type(getattr(batches, "sampler", batches)).__name__
+    sampler = getattr(batches, "sampler", batches)
+    name = type(sampler).__name__
     draft = check.draft(evidence, "proven")
     draft.message = f"`{name}` asks for item {beyond[0]} of a dataset with {count(size, 'item')}"
     draft.cause = f"of the {len(failure.batch_indices)} indices of this batch, {len(beyond)} or more are beyond its end"
-    draft.at(loading.at_loader("cause", f"the sampler counts more than {size} items"))
+    label = f"index {beyond[0]} of {size} comes from here"
+    draft.at(line_of_index(evidence.frames, batches if is_users(type(batches)) else sampler, size, label))
+    role: Role = "origin" if draft.has_place else "cause"
+    draft.at(loading.at_loader(role, f"the sampler counts more than {size} items"))
     draft.at(loading.at_loop("surfaced" if draft.has_place else "cause", "the batch was asked for here"))
     return draft.help("make the sampler for this very dataset: indices of a `Subset` run from 0 to its own length")
 
