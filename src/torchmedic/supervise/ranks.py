@@ -230,19 +230,20 @@ def is_explained(run: Path, rank: int) -> bool:
     return any(not is_silent(found) for found in files.errors_of_others(run, rank))
 
 
-def may_be_explained(run: Path, rank: int, still: float, limit: float) -> bool:
-    """Whether a rank only waits for another that does not come to its next call, and whose parent may still tell why.
+def seconds_to_explain(run: Path, rank: int, still: float, limit: float) -> float:
+    """For how long the parent of another rank, which does not come to its next call, may still tell why.
 
     A rank that went on for longer than this one is examined later, too. Without an explanation, the wait is told.
     """
     job = read_job(run)
     difference = job.difference if job is not None else None
     if job is None or difference is None or difference.kind != "stopped" or rank in difference.culprits:
-        return False
+        return 0.0
     late = [state for each in difference.culprits if (state := job.of(each)) is not None]
-    longer = max((state.moved for state in late), default=0.0) - (time.time() - still)
-    patience = limit + min(max(longer, 0.0), limit) + _EXPLANATION_SECONDS
-    return still < patience and bool(late) and all(state.fate == "running" for state in late)
+    if not late or any(state.fate != "running" for state in late):
+        return 0.0
+    longer = max(state.moved for state in late) - (time.time() - still)
+    return max(0.0, limit + min(max(longer, 0.0), limit) + _EXPLANATION_SECONDS - still)
 
 
 def is_raised_in_call(run: Path, diagnosis: Diagnosis) -> bool:

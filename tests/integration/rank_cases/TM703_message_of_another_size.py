@@ -1,4 +1,4 @@
-# ranks: 2  culprit: 0
+# ranks: 2  culprit: 1
 import torch
 import torch.distributed as dist
 
@@ -10,7 +10,7 @@ class First:
 
     def step(self, batch):
         hidden = self.net(batch)
-        dist.send(hidden.detach(), 1)  # <- cause
+        dist.send(hidden.detach(), 1)
         gradient = torch.empty_like(hidden)
         dist.recv(gradient, 1)
         self.optimizer.zero_grad()
@@ -25,7 +25,7 @@ class Second:
 
     def step(self, batch):
         hidden = torch.zeros(8, 3)  # twin: hidden = torch.zeros(len(batch), 3)
-        dist.recv(hidden, 0)
+        dist.recv(hidden, 0)  # <- cause
         hidden.requires_grad_()
         self.optimizer.zero_grad()
         self.net(hidden).square().mean().backward()

@@ -29,7 +29,7 @@ def may_wait(monkeypatch: pytest.MonkeyPatch, still: float, *, longer: float = 0
     )
     job = Job(world_size=2, ranks=(RankState(rank=0), late), difference=stopped)
     monkeypatch.setattr(ranks, "read_job", lambda run: job)
-    return ranks.may_be_explained(Path("run"), 0, still, LIMIT)
+    return ranks.seconds_to_explain(Path("run"), 0, still, LIMIT) > 0
 
 
 def test_a_wait_is_told_within_five_seconds_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

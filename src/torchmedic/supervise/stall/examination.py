@@ -28,6 +28,7 @@ from torchmedic.supervise.proc import file_locks, open_files, process, pyspy, sl
 from torchmedic.supervise.proc.futexes import numbers_of
 from torchmedic.supervise.stall.progress import Progress
 
+EXAMINATION_SECONDS = 2.0  # that an examination takes as a rule
 _LOOK_SECONDS = 1.3  # between the two looks from outside; the looks from inside fall in between
 _PEER_SECONDS = 3.5  # for the answers of other ranks
 _DUMP_SECONDS = 0.6  # for faulthandler, after that

@@ -20,6 +20,7 @@ from torchmedic.settings import Settings
 from torchmedic.supervise import ranks
 from torchmedic.supervise.host.watch import HostWatch
 from torchmedic.supervise.proc import tree
+from torchmedic.supervise.stall.examination import EXAMINATION_SECONDS
 from torchmedic.supervise.stall.watch import Case, StallWatch
 
 _MAX_SAVING_SECONDS = 300.0  # for writing the weights
@@ -97,8 +98,9 @@ class Response:
             if of_job is None and is_hung and waits:
                 if self._explained or ranks.is_explained(self._run, stall.rank):
                     return
-                if ranks.may_be_explained(self._run, stall.rank, stall.still, stall.limit):
-                    case.next = stall.still + _PAUSE_SECONDS
+                left = ranks.seconds_to_explain(self._run, stall.rank, stall.still, stall.limit)
+                if left:
+                    case.next = stall.still + min(max(left - EXAMINATION_SECONDS, 0.0), _PAUSE_SECONDS)
                     return  # a rank that stands elsewhere is the cause, and is examined itself
             if of_job is not None or (is_hung and waits):
                 diagnosis = of_job or diagnosis

@@ -1,4 +1,4 @@
-"""Gradients that are added over all ranks by hand, and that nothing in the script divides by the number of ranks."""
+"""Gradients or weights that are added over all ranks by hand, and that nothing divides by the number of ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch.optim import SGD
 
@@ -24,27 +24,34 @@ from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, synta
 _SUM = "all_reduce"
 _MIN_CALLS = 2
 _SCALES = frozenset({"div", "div_", "mul", "mul_", "true_divide", "divide", "divide_", "mean", "_foreach_div_"})
+_WEIGHTS = frozenset({"data", "parameters", "named_parameters", "state_dict", "detach"})
 _OF_JOB = re.compile(r"world|size|ranks?\b|nprocs|gpus|devices|workers", re.IGNORECASE)
 
 
 class Sum(NamedTuple):
-    """Where the gradients of all ranks are added, and how many ranks there are."""
+    """Where the gradients, or the weights, of all ranks are added, and how many ranks there are."""
 
     line: StackFrame
     ranks: int
+    of: Literal["gradients", "weights"]
 
 
 def summed(evidence: NumbersEvidence) -> Sum | None:
-    """The only line that adds gradients; None where anything near it divides, or divides by a number of ranks."""
+    """The only line that adds them; None where anything near it divides, or divides by a number of ranks."""
     log = _own_log(evidence.agent.run)
-    if log is None or log.world_size < 2 or not all(type(each) is SGD for each in evidence.incident.optimizers):
-        return None  # Adam divides a factor of all gradients out again
+    if log is None or log.world_size < 2:
+        return None
     calls = [call for call in log.calls if call.op == _SUM and call.frames and not call.native]
     lines = dict.fromkeys(call.frames[0] for call in _of_gradients(calls, evidence))
     line = next(iter(lines), None)
     files = {frame.file for call in calls for frame in call.frames}
     is_only = line is not None and len(lines) == 1 and _adds(line) and not any(map(_divides_by_ranks, files))
-    return Sum(line, log.world_size) if line is not None and is_only else None
+    if line is None or not is_only:
+        return None
+    if _is_about_weights(line):
+        return Sum(line, log.world_size, "weights")
+    is_plain = all(type(each) is SGD for each in evidence.incident.optimizers)
+    return Sum(line, log.world_size, "gradients") if is_plain else None  # Adam divides a factor out again
 
 
 def _own_log(run: Path) -> RankLog | None:
@@ -63,6 +70,13 @@ def _of_gradients(calls: list[Collective], evidence: NumbersEvidence) -> list[Co
     shapes, size = {tuple(each.shape) for each in given if each.dim()}, sum(each.numel() for each in given)
     found = [call for call in calls if call.shapes and (call.shapes[0] in shapes or call.shapes[0] == (size,))]
     return found if len(found) >= _MIN_CALLS else []
+
+
+def _is_about_weights(line: StackFrame) -> bool:
+    """Whether the function of a line reads weights, and speaks of no gradient."""
+    around = nodes_around(line.file, line.line)
+    names = {name for node in ast.walk(around[0]) for name in (getattr(node, "attr", ""), getattr(node, "id", ""))}
+    return bool(names & _WEIGHTS) and not any("grad" in name for name in names)
 
 
 def _adds(line: StackFrame) -> bool:

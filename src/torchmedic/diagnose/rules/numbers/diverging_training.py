@@ -4,7 +4,7 @@ What: no single operation is wrong. Every update made the loss larger, until a n
 
 Why: the learning rate is too high for this model and this data; unnormalised inputs, a missing warm-up, or gradients
 that are not clipped have the same effect. In a job of several ranks, gradients that are added by `all_reduce` and not
-divided make each update as many times larger as there are ranks.
+divided make each update as many times larger as there are ranks. Weights that are added grow with each exchange.
 
 Cure: use a smaller learning rate, a warm-up, gradient clipping, normalised inputs. The last steps could not be run
 again, or nothing that was tried turned the course of the loss, so none of these is called proven.
@@ -42,9 +42,10 @@ def check(evidence: NumbersEvidence) -> Draft | None:
     rate = ", ".join(number(float(value)) for value in rates[:3])
     added = summed(evidence)
     if added is not None:
-        label = f"adds the gradients of {added.ranks} ranks, and nothing divides the sum"
+        label = f"adds the {added.of} of {added.ranks} ranks, and nothing divides the sum"
         draft.at(line_location("cause", added.line.file, added.line.line, label))
-        draft.because(f"the gradient of each update is {added.ranks} times the mean of the gradients of all ranks")
+        result = "the gradient of each update is" if added.of == "gradients" else "after each exchange the weights are"
+        draft.because(f"{result} {added.ranks} times the mean of the {added.of} of all ranks")
         draft.help("divide the sum by the number of ranks: `dist.get_world_size()`", safety="changes-training")
     if optimizer is not None:
         found_rate = rate_location(evidence, optimizer, float(rates[-1]))

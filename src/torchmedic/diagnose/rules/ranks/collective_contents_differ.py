@@ -50,7 +50,15 @@ def check(job: Job) -> Draft | None:
         draft.cause = (
             f"{words(call)} and {words(expected)} must have the same size; {place(expected)} takes this message"
         )
-        draft.at(at_call(call, "cause", f"{who} sends {own}"), at_call(expected, "origin", f"{others} takes {theirs}"))
+        sends, takes = (call, f"{who} sends {own}"), (expected, f"{others} takes {theirs}")
+        if what == "shape":  # what is sent was computed, and the script has chosen the size of what takes it
+            draft.about(difference.others[0])
+            draft.message = f"{others} takes shape {theirs} from {who}, which sends shape {own}"
+            draft.cause = (
+                f"{words(call)} and {words(expected)} must have the same size; {place(call)} sends this message"
+            )
+            sends, takes = takes, sends
+        draft.at(at_call(sends[0], "cause", sends[1]), at_call(takes[0], "origin", takes[1]))
         show(draft, job, difference)
         return draft.help(_CURES["dtype" if what == "dtype" else "message"])
     if what == _PARTS:
@@ -132,7 +140,7 @@ def _skip(call: Collective, loop: Loop) -> Branch | None:
 _PARTS = "split sizes"
 _CURES = {
     "shape": "pad the tensor to a size that all ranks agree on, or use `drop_last=True` and equal shares of the data",
-    "message": "send the size first, or use batches of one size (`drop_last=True`)",
+    "message": "take a message into a tensor of its own size: send the size first, or use batches of one size",
     "order": "let the loop take the tensors in one order: sort them; a `set` has another order in each process",
     "many": "or let the loop go through its names in one order, `sorted(...)`: a `set`, or a dict that was filled in "
     "another order, gives each rank another tensor",

@@ -13,7 +13,11 @@ that are missing: their own output tells why they ended. Give each job a file of
 
 from __future__ import annotations
 
+import contextlib
 import re
+import struct
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
@@ -22,7 +26,10 @@ from torchmedic.source.live_frames import Frame
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _UNREACHABLE = re.compile(r"while trying to connect to \(([^,()]+), (\d+)\)")
 _KEY = re.compile(r"keys: /default_pg/\S*/(\d+)$", re.M)  # under which a rank of gloo leaves its address
-_REFUSED = re.compile(r"connectFullMesh failed.*Connection refused", re.DOTALL)
+_UNCONNECTED = "connectFullMesh failed"  # of gloo. Whether it says "refused" or "timeout" is up to chance
+_REFUSED = "Connection refused"
+_MAX_FILE_BYTES = 1 << 20
+_LENGTH = struct.Struct("<I")
 _WAITED = re.compile(r"[Tt]imed out after (\d+) seconds|timeout after (\d+) ?ms|timed out after (\d+) ?ms")
 
 
@@ -30,8 +37,8 @@ _WAITED = re.compile(r"[Tt]imed out after (\d+) seconds|timeout after (\d+) ?ms|
 def check(evidence: RaisedEvidence) -> Draft | None:
     joining = evidence.inside("init_process_group")
     waited = _WAITED.search(evidence.message)
-    if joining is not None and _REFUSED.search(evidence.message):
-        return _refused(evidence, joining)
+    if joining is not None and _UNCONNECTED in evidence.message:
+        return _unconnected(evidence, joining)
     if joining is None or waited is None:
         return None
     given = joining.variables.get("rank")  # a process of `mp.spawn` has no other number before it has joined
@@ -62,15 +69,38 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     return _placed(draft, evidence)
 
 
-def _refused(evidence: RaisedEvidence, joining: Frame) -> Draft | None:
+def _unconnected(evidence: RaisedEvidence, joining: Frame) -> Draft | None:
     """Nobody is at an address that was read from a file. A store in memory has no addresses of an earlier job."""
     method = joining.variables.get("init_method")
     if not isinstance(method, str) or not method.startswith("file:"):
         return None
+    registered = _registrations(Path(urlsplit(method).path), joining.variables.get("rank"))
+    if registered < 2 and _REFUSED not in evidence.message:
+        return None  # somebody may be there, whom this rank cannot reach
     draft = check.draft(evidence, "likely", f"`{method}` holds the address of a process that has ended")
     draft.cause = "the connection was refused: the file is that of an earlier job, or a rank has ended already"
+    if registered > 1:
+        draft.cause = "nobody answered at the address: the file is that of an earlier job"
+        draft.because(f"this rank stands {registered} times in the file: an earlier process wrote into it, too")
     draft.help("give each job a new file, or remove the file before the job begins")
     return _placed(draft, evidence)
+
+
+def _registrations(path: Path, rank: object) -> int:
+    """How many processes have left an address for a rank in the file of a store, which only ever grows."""
+    data = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        data = file.read(_MAX_FILE_BYTES)
+    keys: list[bytes] = []
+    while len(data) >= _LENGTH.size:  # a key and its value follow one another, each behind its length
+        (length,) = _LENGTH.unpack_from(data)
+        keys.append(data[_LENGTH.size : _LENGTH.size + length])
+        data = data[_LENGTH.size + length :]
+    return (
+        sum(re.fullmatch(rb"/default_pg/\S*/%d" % rank, key) is not None for key in keys[::2])
+        if isinstance(rank, int)
+        else 0
+    )
 
 
 def _not_all(evidence: RaisedEvidence, joined: int, world: int, seconds: float) -> Draft:
