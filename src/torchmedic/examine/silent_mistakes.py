@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from types import FrameType
 
-from torchmedic.detect.loop.incident import LoopIncident
+from torchmedic.detect.loop.incident import LoopIncident, ResultThrownAway
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, ask_each
 from torchmedic.evidence.check_up import CheckUp
@@ -31,7 +31,8 @@ def explain_loop(incidents: Sequence[LoopIncident], agent: ProcessContext, said:
     """Explain a mistake of the loop."""
     for incident in incidents:
         diagnosis = ask(LoopEvidence(incident, agent), registry.SILENT)
-        if diagnosis is not None:
+        is_told = isinstance(incident, ResultThrownAway) and diagnosis is not None and said.has_line(diagnosis)
+        if diagnosis is not None and not is_told:  # by what comes of it
             publish_silent(diagnosis, agent, said)
 
 

@@ -34,6 +34,7 @@ class GradientsNeverCleared(LoopIncident, frozen=True, kw_only=True):
     in_closure: bool = False  # the optimizer calls backward
     cleared: Place | None = None
     accumulates: bool = False  # an update uses several calls of backward
+    is_by_hand: bool = False  # there is no optimizer
 
 
 class GradientsClearedInsideAccumulation(LoopIncident, frozen=True, kw_only=True):
@@ -222,9 +223,12 @@ class TrainingInEvalMode(LoopIncident, frozen=True, kw_only=True):
 
 
 class ValidationInTrainMode(LoopIncident, frozen=True, kw_only=True):
+    """`forward` is the call of a model that another one learns from; None where the model is validated."""
+
     data: Place
     norms: list[str]
     dropouts: list[str]
+    forward: Place | None = None
 
 
 class SameBatchEveryStep(LoopIncident, frozen=True, kw_only=True):
@@ -248,7 +252,7 @@ class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
 
     With `is_one_item` labels are equal as well: the attribute has an entry for each item, and one of them is given for
     all. With `is_overwritten` the inputs are equal in each batch only: the attribute is given for all items, and
-    written to.
+    written to. `label` is what the labels of all items are, where these are the same and the inputs are not.
     """
 
     data: Place
@@ -257,18 +261,22 @@ class IdenticalInputs(LoopIncident, frozen=True, kw_only=True):
     batches: int
     is_one_item: bool = False
     is_overwritten: bool = False
+    label: int | None = None
 
 
 class LabelsOfOtherItems(LoopIncident, frozen=True, kw_only=True):
     """In `batches` steps, inputs and labels came from different items; `length` is how many batches a pass has.
 
-    `names` are two variables that the script shuffled apart before training, the first of them at `other`.
+    `names` are two variables that the script shuffled apart before training, the first of them at `other`. `pairs` is
+    the size of a table of all pairs whose labels name one column for all rows, or, with `is_itself`, each row itself.
     """
 
     batches: int
     length: int
     other: Place | None = None
     names: tuple[str, str] | None = None
+    pairs: int = 0
+    is_itself: bool = False
 
 
 class LoopWithoutBatches(LoopIncident, frozen=True, kw_only=True):

@@ -10,12 +10,13 @@ from torch import nn
 from torchmedic.detect.loop.incident import DropoutInEvaluation, LoopIncident, TrainingInEvalMode, ValidationInTrainMode
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
-from torchmedic.source.spots import Place
-from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
+from torchmedic.source.spots import NOWHERE, Place
+from torchmedic.source.syntax import callee, calls_in, has_line, nodes_in, syntax_tree
 
 _MIN_STEPS = 4  # in evaluation mode that show a habit
 _MIN_STEPS_OF_NEVER = 24  # in evaluation mode, without one in training mode before
 _MIN_BATCHES = 4  # batches of a validation
+_MIN_LESSONS = 8  # updates that followed a call of a model which is not trained
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 _DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 _MOVES = frozenset({"to", "cuda", "cpu", "float"})  # calls around a batch that is given to a model
@@ -24,6 +25,7 @@ _MOVES = frozenset({"to", "cuda", "cpu", "float"})  # calls around a batch that 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     yield from _trained_in_eval(habits)
     yield from _validated_in_train(habits)
+    yield from _teaching_in_train(habits)
     for dropped in habits.evaluation.dropped.values():
         yield DropoutInEvaluation(step=habits.steps, cause=dropped.place, name=dropped.name, share=dropped.share)
 
@@ -190,6 +192,49 @@ def _of_validation(habits: Habits, run: list[tuple[Event, Event]], position: int
     if any(isinstance(part, _NORMS) for part in active) or not _are_draws(forward.place, fetch.place):
         cause: Place = forward.place
         yield ValidationInTrainMode(step=forward.step, cause=cause, data=fetch.place, norms=norms, dropouts=dropouts)
+
+
+def _teaching_in_train(habits: Habits) -> Iterator[LoopIncident]:
+    """A model that was trained before, or loaded, gives its results in training mode while another one is trained.
+
+    A target network that follows the trained one changes. A model whose weights are random was never trained.
+    """
+    for number, teacher in habits.teachers.found.items():
+        model = habits.thing(number)
+        if teacher.calls < _MIN_LESSONS:
+            continue
+        trained = {forward.who for forward, _ in _updates(habits.events) if forward.step < teacher.weight.step}
+        if number not in trained | habits.teachers.loaded:
+            continue
+        if not isinstance(model, nn.Module) or not model.training or teacher.weight.is_written():
+            continue
+        norms, dropouts = layers_that_care(model)
+        if not (norms or dropouts) or _is_result_dropped(teacher.place) or (not norms and _is_drawn(teacher.place)):
+            continue
+        yield ValidationInTrainMode(
+            step=teacher.last,
+            cause=_switched_on(teacher.place) or teacher.place,
+            data=NOWHERE,
+            norms=norms,
+            dropouts=dropouts,
+            forward=teacher.place,
+        )
+
+
+def _is_drawn(place: Place) -> bool:
+    return _are_draws(place, NOWHERE)
+
+
+def _switched_on(place: Place) -> Place | None:
+    """The only line that puts the model which is called on a line into training mode."""
+    tree = syntax_tree(place.file)
+    called = {ast.unparse(call.func) for call in calls_in(tree) if has_line(call, place.line)}
+    switches = [
+        call.lineno
+        for call in calls_in(tree, "train")
+        if isinstance(call.func, ast.Attribute) and not call.args and ast.unparse(call.func.value) in called
+    ]
+    return Place(place.file, switches[0]) if len(switches) == 1 else None
 
 
 def _is_result_dropped(place: Place) -> bool:

@@ -18,6 +18,7 @@ from torchmedic.source.user_variables import user_trees
 
 _MIN_BATCHES = 6
 _MIN_ROWS = 48
+_MIN_TABLES = 3  # of pairs
 _MAX_COMPARED = 64  # items of a dataset
 _CONSTANTS = {  # by function: the value of all elements; None for any
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0.0),
@@ -28,10 +29,54 @@ _CONSTANTS = {  # by function: the value of all elements; None for any
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
     rounds = _rounds(habits.events)
-    for batches, finder in ((1, _identical), (2, _apart)):
+    for batches, finder in ((1, _identical), (1, _of_one_class), (2, _apart)):
         alike = [(fetches, is_target) for fetches, is_target in rounds if len(fetches) == batches]
         if any(is_target for _, is_target in alike):
             yield from finder(habits, [fetches for fetches, _ in alike])
+    yield from _wrong_pairs(habits)
+
+
+def _wrong_pairs(habits: Habits) -> Iterator[LoopIncident]:
+    """The rows of a table of all pairs have labels that name no pair."""
+    tables = habits.pair_tables[:_MIN_TABLES]
+    if len(tables) < _MIN_TABLES or not habits.steps:
+        return
+    known = [table for table, _ in tables if table is not None]
+    if len(known) < _MIN_TABLES:
+        return
+    is_itself = all(bool(table.is_itself) for table in known)
+    if is_itself or all(bool(table.is_one_column) for table in known):
+        backward = tables[-1][1]
+        yield LabelsOfOtherItems(
+            step=habits.steps,
+            cause=_labels_of_pairs("arange" if is_itself else "zeros ones full zeros_like", backward),
+            batches=len(known),
+            length=0,
+            other=backward,
+            pairs=known[-1].rows,
+            is_itself=is_itself,
+        )
+
+
+def _labels_of_pairs(makers: str, backward: Place) -> Place:
+    """The only line that makes labels, or else the only one that calls a loss over classes; else a backward."""
+    for names in (makers.split(), ("cross_entropy", "CrossEntropyLoss")):
+        lines = {
+            (file, statement.lineno)
+            for file, tree in user_trees()
+            for statement in nodes_in(tree)
+            if isinstance(statement, ast.Assign | ast.Return | ast.Expr)
+            if any(names[0] == "cross_entropy" or _makes_integers(call) for call in calls_in(statement, *names))
+        }
+        if len(lines) == 1:
+            return Place(*lines.pop())
+    return backward
+
+
+def _makes_integers(call: ast.Call) -> bool:
+    """Whether a call of a function that fills a tensor makes whole numbers, or those of `arange`."""
+    kinds = {part.attr for word in call.keywords for part in ast.walk(word.value) if isinstance(part, ast.Attribute)}
+    return callee(call) == "arange" or not kinds.isdisjoint(("long", "int64"))
 
 
 def _rounds(events: list[Event]) -> list[tuple[list[Event], bool]]:
@@ -109,6 +154,50 @@ def _overwritten(fetches: list[Event], dataset: Any, rows: int) -> Iterator[Loop
         batches=len(fetches),
         is_overwritten=True,
     )
+
+
+def _of_one_class(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncident]:
+    """A whole pass over the only dataset that is trained on has shown one label."""
+    fetches = [fetch for (fetch,) in rounds]
+    classes = {event.fact.look.alike for event in fetches}
+    rows = sum(event.fact.look.rows for event in fetches)
+    if len(fetches) < _MIN_BATCHES or rows < _MIN_ROWS or len(classes) > 1 or None in classes:
+        return
+    length = next((event.fact.length for event in fetches if event.fact.length), None)
+    datasets = {event.fact.dataset for event in fetches}
+    if length is None or len(datasets) > 1 or not any(event.fact.position >= length for event in fetches):
+        return
+    label, last = classes.pop(), fetches[-1]
+    dataset = habits.thing(last.fact.dataset)
+    while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    if dataset is None or label is None or _is_meant(float(label)):
+        return
+    name, place = _label_source(dataset)
+    yield IdenticalInputs(
+        step=last.step,
+        cause=place or last.place,
+        data=last.place,
+        name=name,
+        rows=rows,
+        batches=len(fetches),
+        label=label,
+    )
+
+
+def _label_source(dataset: Any) -> tuple[str, Place | None]:
+    """The attribute of a dataset with one label for all items and the line that sets it; else where a label is made."""
+    name, place = _source(dataset)
+    getter = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+    if name or place is None or getter is None:
+        return name, place
+    function = function_of(syntax_tree(getter.co_filename), getter)
+    returned = [node.value for node in nodes_in(function) if isinstance(node, ast.Return)]
+    last = [value.elts[-1] for value in returned if isinstance(value, ast.Tuple) and value.elts]
+    names = {part.id for value in last for part in ast.walk(value) if isinstance(part, ast.Name)}
+    sets = [node for node in nodes_in(function) if isinstance(node, ast.Assign)]
+    labels = [node for node in sets if isinstance(node.targets[0], ast.Name) and node.targets[0].id in names]
+    return "", Place(getter.co_filename, labels[-1].lineno) if labels else place
 
 
 def _is_fair(fetches: list[Event]) -> bool:

@@ -16,11 +16,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 from torch.nn.modules import module as nn_module
 
 from torchmedic.contained import contained
 from torchmedic.observe.checkup.callers import from_line_of, sites_of
-from torchmedic.observe.checkup.node_births import Site
+from torchmedic.observe.checkup.node_births import LOSSES, Site
 from torchmedic.observe.exchanged import Exchanged
 from torchmedic.source.objects.graph import leaves_behind
 from torchmedic.source.user_code import is_user_file
@@ -33,6 +34,7 @@ _CALL_MODULE = torch.nn.Module._call_impl.__code__
 _HOOK = -7002  # keys of torch's own count up from 0
 _MAX_NODES = 20_000  # of one graph
 _MAX_CUTS = 200
+_MAX_LOSSES = 64  # that are noted
 _MAX_NUMBERS = 4096  # that are read in one step, or given to a new tensor
 
 
@@ -49,6 +51,7 @@ class Cut:
         self.drawn_from: weakref.ref[Any] | None = None  # for a sample: the distribution
         self.is_scored = False  # `log_prob` of that distribution was asked: gradients go that way
         self.is_of_other_turn = False  # noted before another optimizer stepped
+        self.sequence = 0  # of the node that was cut off
 
 
 class Called(NamedTuple):
@@ -76,6 +79,7 @@ class GraphCuts:
         self.armed = False
         self.done = False
         self.cuts: list[Cut] = []
+        self.losses: list[Cut] = []  # calls of loss functions that the watched parameters have a part in
         self._called: dict[int, Called] = {}
         self._ungraded: dict[int, _Ungraded] = {}  # results that were computed without gradients, by identity
         self._flows: list[tuple[frozenset[int], int]] = []  # of such results: from modules to the next one
@@ -98,6 +102,8 @@ class GraphCuts:
                 put(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
             for name in (*SELECTING[len(COMPARING) :], "argmax"):
                 put(torch, name, self._noting(name, getattr(torch, name)))
+            for name in LOSSES:
+                put(functional, name, self._comparing(name, getattr(functional, name)))
         for name in _MAKERS:
             put(torch, name, self._making(f"torch.{name}", getattr(torch, name)))
         made = self._making("nn.Parameter", torch.nn.Parameter.__new__, 1)
@@ -123,7 +129,7 @@ class GraphCuts:
 
     def turn_ended(self) -> None:
         """An optimizer steps that has all its gradients: what was noted so far belongs to its step."""
-        for cut in self.cuts:
+        for cut in (*self.cuts, *self.losses):
             cut.is_of_other_turn = True
 
     @property
@@ -156,12 +162,31 @@ class GraphCuts:
         if not behind:
             return None
         cut = Cut(name, sites_of(frame), behind)
+        cut.sequence = _sequence_of(tensor)
         cut.result = weakref.ref(result) if isinstance(result, torch.Tensor) else None
         if not isinstance(result, float) or self._counts_reads:
             self.cuts.append(cut)
         if isinstance(result, float) and len(self._numbers) < _MAX_NUMBERS:
             self._numbers[id(result)] = (result, cut)
         return cut
+
+    def _comparing(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        note = contained("observe.checkup")(self._note_loss_of)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = from_line_of(sys._getframe(1), original, args, kwargs)
+            if isinstance(result, torch.Tensor) and result.grad_fn is not None and len(self.losses) < _MAX_LOSSES:
+                note(name, result, sys._getframe(1))
+            return result
+
+        return call
+
+    def _note_loss_of(self, name: str, result: torch.Tensor, frame: FrameType) -> None:
+        if behind := self._behind(result):
+            loss = Cut(name, sites_of(frame), behind)
+            loss.sequence = _sequence_of(result)
+            self.losses.append(loss)
 
     def _note_parameter(self, name: str, tensor: torch.Tensor, frame: FrameType) -> None:
         """The forward pass of a model reads the values of a parameter without a graph."""
@@ -262,6 +287,10 @@ class GraphCuts:
         for modules, following in reversed(self._flows):
             feeding |= modules if following in feeding else frozenset()
         return id(module) in feeding
+
+
+def _sequence_of(tensor: torch.Tensor) -> int:
+    return int(tensor.grad_fn._sequence_nr()) if tensor.grad_fn is not None else 0
 
 
 def _is_forward(frame: FrameType) -> bool:

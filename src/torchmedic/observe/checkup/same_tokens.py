@@ -106,6 +106,8 @@ def _causal_operations(
             if not is_last or shape[-2:] != (length, length) or not weighs(graph, node, shown):
                 return []
             found.append((node, _hides_later(raw._saved_result, LEAST_WEIGHT)))
+        elif node.kind.startswith("ScaledDotProduct") and shown.isdisjoint(node.behind[1:]):
+            continue  # it looks at another sequence
         elif node.kind.startswith("ScaledDotProduct"):
             found.append((node, _is_causal(raw, length)))
     return found

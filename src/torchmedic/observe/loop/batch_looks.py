@@ -19,7 +19,7 @@ class BatchLook(NamedTuple):
     """`equal` is a number for the one row that all inputs have, 0 where rows differ.
 
     `holds` is "labels" or "inputs" for a batch of one tensor. `labels` are numbers for the labels, by field, where
-    something is suspected. `value` is what all values of equal inputs are.
+    something is suspected. `value` is what all values of equal inputs are, `alike` what all labels of a batch are.
     """
 
     rows: int
@@ -28,6 +28,7 @@ class BatchLook(NamedTuple):
     holds: str = ""
     labels: frozenset[int] = frozenset()
     value: float | None = None
+    alike: int | None = None
 
 
 NO_LOOK = BatchLook(0)
@@ -46,12 +47,21 @@ def look_at(batch: Any) -> BatchLook:
         numbers = frozenset(map(_number, labels)) if is_label else frozenset()
         return BatchLook(rows, holds="labels" if is_label else "inputs" if inputs else "", labels=numbers)
     if not (inputs and labels and all(map(_has_equal_rows, inputs))):
-        return BatchLook(rows)
+        alike = _alike(labels) if inputs and len(labels) == 1 else None
+        return BatchLook(rows, labels=frozenset() if alike is None else frozenset(map(_number, labels)), alike=alike)
     row = [value for each in inputs for value in each[0].reshape(-1)[:_SAMPLE].tolist()]
     varied = [each for each in labels if not _has_equal_rows(each)]
     value = float(row[0]) if len(set(row)) == 1 else None
     numbers = frozenset(map(_number, varied or labels))
     return BatchLook(rows, hash(tuple(row)), bool(varied), labels=numbers, value=value)
+
+
+def _alike(labels: list[torch.Tensor]) -> int | None:
+    """The class that all items of a batch have; None where they differ."""
+    (field,) = labels
+    if field.is_floating_point() or field.is_complex() or not field[0].numel() or not _has_equal_rows(field):
+        return None
+    return int(field.reshape(-1)[0])
 
 
 def targets_of(roots: Iterable[Any]) -> frozenset[int]:

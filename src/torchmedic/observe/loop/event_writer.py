@@ -28,6 +28,7 @@ from torchmedic.observe.loop.events import (
 )
 from torchmedic.observe.loop.ledger import STEPS_AFTER_CHANGE, Habits
 from torchmedic.observe.loop.loads import own_states, unmatched, writes_of
+from torchmedic.observe.loop.pair_tables import table_of
 from torchmedic.observe.loop.passes import SHUFFLING, length_of
 from torchmedic.observe.loop.picture_looks import cut_pictures
 from torchmedic.observe.step.wrappers import inside
@@ -97,6 +98,7 @@ class EventWriter(Habits):
         self._backwards += 1
         if is_early := 2 <= self._backwards <= 5:
             self.reach.walk(roots, self.steps, self.owned)
+            self.pair_tables.append((table_of(roots), self._where(frame)[1]))
         nearest = nearest_owner(roots, self.optimizers.values()) if is_early else 0
         norms = {}
         if self.steps - self._woke < _NORM_STEPS:
@@ -111,6 +113,8 @@ class EventWriter(Habits):
             targets = targets_of(roots)
         self._has_labels = False
         self._add("backward", 0, frame, BackwardFact(self._stepping, norms, means, targets, nearest))
+        if not self.optimizers and self.events:
+            self.by_hand.backward_begins(roots, self.events[-1].place)
         if not self.growth.over and self.events:
             self.growth.backward_begins(roots, self.steps or self._backwards, self.events[-1].place)
 
@@ -120,6 +124,8 @@ class EventWriter(Habits):
             if watched.witness is None:
                 watched.find_witness()
             watched.thrown_away.backward()
+        if not self.optimizers:
+            self.by_hand.backward_ended()
         self._add("backward done", 0, None, self._stepping)
         if not self.optimizers and not self.growth.over:  # weights are updated by hand, once per backward or not
             self.growth.step_ended(sys._getframe(1))
@@ -229,6 +235,8 @@ class EventWriter(Habits):
         if self.awake:
             self._add("forward", self.number(module), frame, ForwardFact(*mode))
             self.evaluation.forward(module, frame)
+            if mode == (True, False):
+                self.teachers.forward(module, self.events[-1].who, self.events[-1].place, self.steps)
 
     @contained("observe.habits")
     def evaluated(self, module: torch.nn.Module, frame: FrameType) -> None:
@@ -261,6 +269,7 @@ class EventWriter(Habits):
             self.unmatched.append(found)
         else:
             self.unmatched = [each for each in self.unmatched if each.state != id(state_dict)]
+        self.teachers.loading(state_dict, number, [one for each in self.optimizers.values() for one in each.parameters])
         if self.steps and is_user_file(frame.f_code.co_filename):
             self.own_states += own_states(state_dict, module, self._where(frame)[1])
             owners = list(self.optimizers.values())

@@ -22,12 +22,15 @@ from torchmedic.observe.device.device_waits import Waited
 from torchmedic.observe.loop.evaluation import Evaluation
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.graph_growth import GraphGrowth
+from torchmedic.observe.loop.hand_updates import HandUpdates
 from torchmedic.observe.loop.loads import OwnState, Unmatched
 from torchmedic.observe.loop.numbering import Numbering, Sites
+from torchmedic.observe.loop.pair_tables import PairTable
 from torchmedic.observe.loop.passes import Passes
 from torchmedic.observe.loop.reach import Reach
 from torchmedic.observe.loop.set_backs import SetBacks
 from torchmedic.observe.loop.standstill import Standstill
+from torchmedic.observe.loop.teachers import Teachers
 from torchmedic.observe.loop.thaws import Thaws
 from torchmedic.source.spots import NOWHERE, Place
 
@@ -57,6 +60,7 @@ class Habits(Numbering):
         self.held: dict[int, Any] = {}  # by the identity of an optimizer: what is judged at the end of the run
         self.reach = Reach()
         self.growth = GraphGrowth()
+        self.by_hand = HandUpdates()
         self.evaluation = Evaluation()
         self.thaws = Thaws()
         self.standstill = Standstill(self.judge, self._look_anew, self._look_at_frozen)
@@ -66,7 +70,9 @@ class Habits(Numbering):
         self.is_ending = False
         self.unmatched: list[Unmatched] = []  # states that were loaded in vain
         self.set_backs = SetBacks()
+        self.teachers = Teachers()
         self.passes = Passes()
+        self.pair_tables: list[tuple[PairTable | None, Place]] = []  # of a few losses, and who called backward
         self.own_states: list[OwnState] = []  # that were loaded after an update
         self.wants_norms = False  # also where they must be waited for: something is suspected
         self._woke = 0

@@ -66,7 +66,7 @@ def _differs(graph: LossGraph, node: Node) -> tuple[Shape, Shape] | None:
     maker = made
     while maker.kind in _SAME_SHAPE and len(maker.behind) == 1:
         maker = graph.nodes[maker.behind[0]]
-    if made.shape is None or maker.kind in _RESHAPING or maker.birth is None or maker.birth.layer is None:
+    if made.shape is None or not _comes_from_layer(graph, maker):
         return None
     others = [side for side in node.birth.operands if side is not None and not side.has_gradient]
     if len(others) != 1 or not _makes_pairs(made.shape, others[0].shape):
@@ -74,6 +74,21 @@ def _differs(graph: LossGraph, node: Node) -> tuple[Shape, Shape] | None:
     if math.prod(node.shape) <= max(math.prod(made.shape), math.prod(others[0].shape)):
         return None
     return made.shape, others[0].shape
+
+
+def _comes_from_layer(graph: LossGraph, node: Node) -> bool:
+    """Whether a layer gave a value, or the terms of a sum that have its shape, as a score with its biases."""
+    pending, seen = [node], set[int]()
+    while pending:
+        each = pending.pop()
+        if each.number in seen or each.kind in _RESHAPING or each.birth is None:
+            continue
+        seen.add(each.number)
+        if each.birth.layer is not None:
+            return True
+        if each.kind in _ELEMENTWISE:
+            pending += [graph.nodes[number] for number in each.behind if graph.nodes[number].shape == node.shape]
+    return False
 
 
 def _multiplies(graph: LossGraph, node: Node) -> tuple[Shape, Shape] | None:

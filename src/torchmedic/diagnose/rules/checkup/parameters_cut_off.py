@@ -4,7 +4,8 @@ What: these parameters require a gradient and are used in the forward pass, but 
 result leaves the graph before it reaches the loss: by `detach()`, `.data`, `numpy()`, `tolist()` or `argmax()`, by a
 comparison, `topk()` or `sort()` of which only the positions are used, as in a mixture of experts without weights, by
 `sample()` of a distribution where `rsample()` was meant, by `torch.normal`, whose gradient is 0, or by `item()` where a
-new tensor is made of the number. Or they run under `torch.no_grad()`, although they are new layers with random values.
+new tensor is made of the number. Or their own loss is computed and not used, as one that each turn of a loop over the
+tasks assigns anew. Or they run under `torch.no_grad()`, although they are new layers with random values.
 
 Why: autograd follows only the operations that it has recorded. Parameters before a cut get no gradient; the optimizer
 skips them silently, and they keep their initial values. The rest of the model may still learn, so the loss falls all
@@ -48,6 +49,14 @@ def check(evidence: CheckUp) -> Diagnosis | Draft | None:
     for found in written:
         missing.pop(id(found.reference()), None)  # a moving average, say, that needs no gradient
     cuts = [cut for cut in unreached.cuts.cuts if cut.sites and not cut.behind.isdisjoint(missing)]
+    losses = [loss for loss in unreached.cuts.losses if loss.sites and not loss.behind.isdisjoint(missing)]
+    losses = [loss for loss in losses if not loss.is_of_other_turn]
+    if losses and not any(cut.fed or cut.entered for cut in cuts):
+        # What is cut before the loss function, as for a metric, does not keep the gradient of the loss back.
+        first = min(loss.sequence for loss in losses)
+        cuts = [cut for cut in cuts if cut.sequence >= first]
+        if not cuts:
+            return _unused_loss(evidence, unreached, losses, missing)
     if not cuts:
         return _without_gradients(evidence, unreached, missing)
     cuts = [cut for cut in cuts if not cut.is_of_other_turn] or cuts
@@ -63,6 +72,26 @@ def check(evidence: CheckUp) -> Diagnosis | Draft | None:
         return None
     others = {other.sites[0]: other for other in cuts if other.sites[0] != cut.sites[0]}
     return _diagnosis(evidence, cut, [] if cut.fed or cut.entered else list(others.values()), lost)
+
+
+def _unused_loss(
+    evidence: CheckUp, unreached: Unreached, losses: list[Cut], missing: dict[int, torch.Tensor]
+) -> Draft | None:
+    """A loss of these parameters is computed, and backward is called on another one."""
+    loss = losses[0]
+    lost = [tensor for key, tensor in missing.items() if any(key in each.behind for each in losses)]
+    if _is_copy_of_other(evidence, lost, missing):
+        return None
+    names = [f"`{name}`" for tensor in lost if (name := evidence.name_of(tensor))]
+    draft = check.draft(evidence, "likely")
+    draft.message = (
+        f"{count(len(lost), 'parameter')} of the optimizer cannot learn: their loss is computed and not used"
+    )
+    draft.cause = "the loss that these parameters have a part in is no part of the one that backward is called on"
+    draft.at(evidence.at("cause", loss.sites, "this loss does not reach backward"))
+    draft.because(f"no gradient in {unreached.steps} steps: {listed(names, 3)}")
+    draft.help("add this loss to the one that backward is called on, as by `loss += ...` in a loop")
+    return draft.about(step=unreached.steps).rated("warning")
 
 
 def _sampled(evidence: CheckUp, graph: LossGraph) -> Draft | None:

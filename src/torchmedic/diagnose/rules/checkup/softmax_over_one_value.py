@@ -91,7 +91,12 @@ def _single(graph: LossGraph, softmax: Node) -> Single | None:
         return None
     dim = softmax.dim % len(softmax.shape)
     node = graph.nodes[softmax.behind[0]]
-    while node.shape == softmax.shape and node.kind not in _VIEWS and not _weights(graph, node):
+    while node.shape == softmax.shape and node.kind not in _VIEWS:
+        if (product := _without_bias(graph, node)) is not None:
+            node = product
+            continue
+        if _weights(graph, node):
+            break
         if len(node.behind) != 1 or node.kind in ("TransposeBackward", "PermuteBackward", "TBackward"):
             return None
         node = graph.nodes[node.behind[0]]
@@ -111,6 +116,14 @@ def _single(graph: LossGraph, softmax: Node) -> Single | None:
         if not is_convolution and len(shape) == 2 and shape[0 if is_turned else 1] == 1:
             return Single(softmax, node, weight)
     return None
+
+
+def _without_bias(graph: LossGraph, node: Node) -> Node | None:
+    """The product to which a layer adds its bias in an operation of its own."""
+    others = [other for number in node.behind if (other := graph.nodes[number]).leaf is None]
+    if node.kind != "AddBackward" or len(node.behind) != 2 or len(others) != 1:
+        return None
+    return others[0] if _is_same_call(node, others[0]) else None
 
 
 def _weights(graph: LossGraph, node: Node) -> list[tuple[Node, bool]]:

@@ -15,14 +15,22 @@ scores of position t with token t + 1.
 
 from __future__ import annotations
 
+import ast
+import os
+
 import torch
 
+from torchmedic.detect.loop.thrown_away import thrown_away
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.checkup.shown_targets import Sight, layer_of
+from torchmedic.records import Location
+from torchmedic.source.live_frames import node_location
+from torchmedic.source.syntax import FUNCTIONS, innermost, syntax_tree
 
 _MASKING = ("WhereBackward", "AddBackward")
+_MASKS = ("masked_fill", "masked_scatter", "tril")  # without an underscore they return a new tensor
 _MAX_BETWEEN = 6  # nodes between a mask and the softmax
 
 
@@ -48,7 +56,9 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, sight: Sight) -> Draft:
     else:
         draft.cause = "attention does not hide the next position, and the next token is the target"
         birth = (mask or node).birth
-        draft.at(evidence.at("cause", birth.sites if birth is not None else (), "does not hide the next position"))
+        sites = birth.sites if birth is not None else ()
+        here = evidence.at("cause", sites, "does not hide the next position")
+        draft.at(_lost_mask(here) or here)
         draft.help(
             "hide the later positions: `is_causal=True`, or a mask that is True above the diagonal, "
             "`torch.triu(torch.ones(T, T, dtype=torch.bool), diagonal=1)`",
@@ -57,6 +67,16 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, sight: Sight) -> Draft:
     draft.at(evidence.at("surfaced", sight.call.sites, "the targets are the input, one position later"))
     draft.because(f"the targets were compared with the tokens of the input, in step {graph.step}")
     return draft.about(step=graph.step).rated("warning")
+
+
+def _lost_mask(softmax: Location | None) -> Location | None:
+    """The line of the same function that masks scores and throws its result away."""
+    if softmax is None:
+        return None
+    file = os.path.abspath(softmax.file)
+    function = innermost(syntax_tree(file), softmax.line, FUNCTIONS)
+    lost = [node for node, what in thrown_away(function) if what in _MASKS] if function is not None else []
+    return node_location("cause", file, lost[0], "its result is thrown away, so nothing is hidden") if lost else None
 
 
 def _of_same_tokens(evidence: CheckUp, graph: LossGraph, sight: Sight) -> Draft:

@@ -7,7 +7,8 @@ Why: the call of `zero_grad()` is missing, stands outside of the loop of the upd
 another optimizer or model than the one that is trained. In a closure, as of LBFGS, it belongs before `backward()`.
 
 Cure: call `optimizer.zero_grad()` once per update, right after `optimizer.step()` or before the next forward pass. With
-accumulation over several micro-batches, call it once per update too, not once per micro-batch.
+accumulation over several micro-batches, call it once per update too, not once per micro-batch. Where the weights are
+updated by hand, set `weight.grad = None` after the update.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ def check(evidence: LoopEvidence, incident: GradientsNeverCleared) -> Draft | No
     )
     if (override := _empty_override()) is not None:
         return draft.help(f"call `optimizer.zero_grad()` in `{override.name}`", safety="changes-training")
+    if incident.is_by_hand:
+        return draft.help(
+            "clear the gradient of each weight after the update: `.grad = None`", safety="changes-training"
+        )
     if incident.in_closure:
         added = line_added_before(incident.backward, f"{name}.zero_grad()")
         return draft.help(f"clear them in the closure: `{name}.zero_grad()`", patch=added, safety="changes-training")

@@ -2,7 +2,7 @@
 
 What: in every batch that was looked at, each row of the input is equal to each other row, also to those of the other
 batches. The labels are not all equal, or the dataset has a table with a different entry for each item and takes one of
-them for every index.
+them for every index. Or a whole pass over the data shows one label only.
 
 Why: the preparation of the data lost everything: an integer division such as `pixels // 255`, a vocabulary in which no
 word is found, so that all words are unknown, a file that could not be read and was replaced by zeros, one array that is
@@ -23,6 +23,8 @@ from torchmedic.evidence.loop import LoopEvidence
 def check(evidence: LoopEvidence, incident: IdenticalInputs) -> Draft | None:
     draft = check.draft(evidence, "likely")
     draft.message = "the model can learn nothing from its inputs: all items have the same input, and different labels"
+    if incident.label is not None:
+        return _one_label(evidence, incident, draft)
     if incident.is_one_item:
         return _one_item(evidence, incident, draft)
     if incident.is_overwritten:
@@ -35,6 +37,17 @@ def check(evidence: LoopEvidence, incident: IdenticalInputs) -> Draft | None:
         draft.at(evidence.at("surfaced", incident.data, "the batches come from here"))
     draft.because("the labels of these rows are not all equal, and the loss compares with them")
     draft.help("print two items of the dataset, and find the step of the preparation that makes their inputs equal")
+    return draft.rated("warning")
+
+
+def _one_label(evidence: LoopEvidence, incident: IdenticalInputs, draft: Draft) -> Draft:
+    draft.message = f"all items have the same label: {incident.label}"
+    draft.cause = "a model that always answers with this label is always right, whatever the inputs are"
+    draft.at(evidence.at("cause", incident.cause, "the same label for every item"))
+    if incident.data != incident.cause:
+        draft.at(evidence.at("surfaced", incident.data, "the batches come from here"))
+    draft.because(f"all {incident.rows} labels in {incident.batches} batches, a whole pass among them, are equal")
+    draft.help("print the labels of some items, and find the step of the preparation that makes them equal")
     return draft.rated("warning")
 
 
