@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from torchmedic.detect.loop.incident import LoopIncident, RateDecayed, UpdatesLost, VanishingGradients
+from torchmedic.detect.loop.plateaus import mistaken_for_plateau
 from torchmedic.detect.loop.schedules import rates_by_hand
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
@@ -31,11 +31,6 @@ from torchmedic.source.spots import NOWHERE, Place
 _MIN_DEAD_UPDATES = 48
 _MIN_NEGATIVE_UPDATES = 8  # a schedule that ends one update early does no harm
 _MIN_MOVES = 4  # of a schedule, after which a warm-up has left its first rate
-_MIN_FALLING = 0.75  # of the changes of a number
-_PER_CENT = 100.0
-_MAX_ITEMS = 10_000  # of which a part was counted
-_NO_DIFFERENCE = 1e-12
-_NEAR_LOWEST = 0.02  # of the way from the first number to the lowest
 _MAX_PATIENCE = 10  # updates that are too few to tell a plateau from the noise of batches; the default of torch
 _MAX_MOVED_SHARE = 0.1  # of the weights with a gradient
 _MAX_MOVED_SHARE_OF_HALVES = 0.25  # of weights of 16 bits, of which the smallest always move
@@ -80,7 +75,7 @@ def _decayed(habits: Habits, watched: Watched, known: Steady, update: Place) -> 
     plateaus = [each for each in schedulers_of(watched.optimizer) if isinstance(each, ReduceLROnPlateau)]
     reason = _small_from_the_first(watched, known)
     if not reason:
-        reasons = (_mistaken_for_plateau(each, habits.metrics.get(habits.number(each), ())) for each in plateaus)
+        reasons = (mistaken_for_plateau(each, habits.metrics.get(habits.number(each), ())) for each in plateaus)
         reason = next(filter(None, reasons), "")
     if reason in ("falling", "rising"):
         dead = known.nothing_since(_MAX_SHARE_BY_MISTAKE)
@@ -139,38 +134,6 @@ def _small_from_the_first(watched: Watched, known: Steady) -> str:
         return "loaded"
     factors = [each for each in schedules if type(each) is LambdaLR and each.last_epoch >= _MIN_MOVES]
     return "absolute" if is_square and len(factors) == len(schedules) == 1 else ""
-
-
-def _mistaken_for_plateau(schedule: ReduceLROnPlateau, metrics: Sequence[float]) -> str:
-    """What the numbers do that a schedule takes for a plateau, as it waits for the opposite; empty if it may be right.
-
-    A loss may well rise from the first epoch on, so numbers that rise must be shares: an accuracy.
-    """
-    if schedule.mode == "max":
-        return "falling" if _falls(metrics) else ""
-    return "rising" if _are_shares(metrics) and _falls([-metric for metric in metrics]) else ""
-
-
-def _are_shares(metrics: Sequence[float]) -> bool:
-    """Whether numbers are parts of a whole, in per cent or not, and end with more than half of it."""
-    whole = 1.0 if max(metrics, default=0.0) <= 1 else _PER_CENT
-    is_share = all(
-        0 <= metric <= whole and abs(Fraction(metric).limit_denominator(_MAX_ITEMS) - Fraction(metric)) < _NO_DIFFERENCE
-        for metric in metrics
-    )
-    return bool(metrics) and is_share and metrics[-1] > whole / 2
-
-
-def _falls(metrics: Sequence[float]) -> bool:
-    """Whether numbers fall nearly always until they are near the lowest, and never come back to where they began."""
-    if not metrics:
-        return False
-    near = min(metrics) + _NEAR_LOWEST * (metrics[0] - min(metrics))
-    # With a rate that has fallen to nothing they stay where they are.
-    until = next((at for at, metric in enumerate(metrics) if metric <= near), 0)  # none of NaN
-    falls = [after < before for before, after in itertools.pairwise(metrics[: until + 1])]
-    is_enough = len(falls) >= _MIN_MOVES and sum(falls) >= _MIN_FALLING * len(falls)
-    return is_enough and max(metrics[1:]) < metrics[0]
 
 
 def _lost(habits: Habits, watched: Watched, known: Steady, update: Place) -> Iterator[LoopIncident]:

@@ -103,6 +103,8 @@ def _causal_operations(
             return []
         elif node.kind in SOFTMAXES:
             is_last = signed(int(getattr(raw, "_saved_dim", 0))) in (-1, len(shape) - 1)
+            if is_last and shape[-2:-1] == (length,) and weighs(graph, node, set(range(len(graph.nodes))) - shown):
+                continue  # attention to another sequence, as of a decoder, leaves the positions apart
             if not is_last or shape[-2:] != (length, length) or not weighs(graph, node, shown):
                 return []
             found.append((node, _hides_later(raw._saved_result, LEAST_WEIGHT)))

@@ -104,6 +104,18 @@ def written_at(
     return next((found[0] for found in (both, fitting, read) if len(found) == 1), None)
 
 
+def passed_at(names: tuple[str, ...] = RATE) -> tuple[str, ast.AST] | None:
+    """The only argument with one of these names that gets a value from elsewhere: `learning_rate=options.lr`."""
+    found = [
+        (file, node)
+        for file in loaded_files()
+        for node in nodes_in(syntax_tree(file))
+        if isinstance(node, ast.keyword) and _is_called(node.arg or "", names)
+        if not isinstance(node.value, ast.Constant)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
 def reduction_written_at(value: str, role: Role, label: str) -> Location | None:
     """The only place in the user's files that gives a loss its reduction."""
     found = [

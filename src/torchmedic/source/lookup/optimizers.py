@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmedic.records import Location, Role
 from torchmedic.source.assignments import items_written
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
-from torchmedic.source.lookup.named_numbers import is_number, written_at
+from torchmedic.source.lookup.named_numbers import is_number, passed_at, written_at
 from torchmedic.source.objects.living import living
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import CALLABLES, FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
@@ -73,7 +73,7 @@ def built_at(
     """
     if by is not None:
         file = by.code.co_filename
-        written = written_at(value) if value is not None else None
+        written = (written_at(value) or passed_at()) if value is not None else None
         if not by.is_direct and written is not None:
             return node_location(role, *written, label)
         line, end_line, column, end_column = position_of(by.code, by.lasti)
@@ -221,12 +221,19 @@ def rate_given_at(
     frames: list[Frame], optimizer: Any, rate: float, *, by: Construction | None = None, group: int | None = None
 ) -> Location | None:
     """The cause of a learning rate: the construction of the optimizer, or a schedule that went above that."""
-    peak = peak_of(optimizer, group)
-    label = f"the learning rate is {rate:.6g}" + (f", and its peak {peak:.6g}" if peak and rate < peak else "")
-    given = [optimizer.defaults.get("lr"), *(each.get("initial_lr") for each in optimizer.param_groups)]
-    is_built = peak is None and any(each is not None and 0 <= rate <= float(each) * 1.001 for each in given)
-    find = built_at if is_built else rate_set_at
-    return find(frames, optimizer, "cause", label, by=by, value=rate, group=group)
+    peak, base = peak_of(optimizer, group), base_of(optimizer, rate, group)
+    highest = next(((name, each) for name, each in (("peak", peak), ("base", base)) if each and rate < each), None)
+    label = f"the learning rate is {rate:.6g}" + (f", and its {highest[0]} {highest[1]:.6g}" if highest else "")
+    find, value = (rate_set_at, rate) if peak is not None or base is None else (built_at, base)
+    return find(frames, optimizer, "cause", label, by=by, value=value, group=group)
+
+
+def base_of(optimizer: Any, rate: float, group: int | None = None) -> float | None:
+    """The rate that the optimizer was built with, which a schedule has made `rate` of; None if none is as high."""
+    groups = optimizer.param_groups if group is None else [optimizer.param_groups[group]]
+    given = [*(each.get("initial_lr") for each in groups), optimizer.defaults.get("lr")]
+    bases = [float(each) for each in given if each is not None and 0 <= rate <= float(each) * 1.001]
+    return min(bases) if bases else None
 
 
 def peak_of(optimizer: Any, group: int | None = None) -> float | None:

@@ -9,7 +9,7 @@ from torchmedic.evidence.check_up import CheckUp
 from torchmedic.observe.checkup.loss_graph import LossGraph, Node
 from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.source.lookup.named_numbers import set_and_used
-from torchmedic.source.lookup.optimizers import rate_given_at
+from torchmedic.source.lookup.optimizers import base_of, rate_given_at
 
 _FAR_WEIGHTS = 2.0  # times their size: so far the weights were thrown
 
@@ -33,7 +33,8 @@ def blame_rate(check: Rule[CheckUp], evidence: CheckUp, graph: LossGraph, node: 
     draft = check.draft(evidence, "likely")
     draft.message = f"the learning rate of {rate:.6g} is too high: {what}"
     draft.cause = f"updates moved the weights by {distance:.3g} times their size, and no gradient passes the layer now"
-    draft.at(*set_and_used(rate, cause, f"the value {rate:.6g} is written here"))
+    written = base_of(optimizer, rate) or rate
+    draft.at(*set_and_used(written, cause, f"the value {written:.6g} is written here"))
     draft.at(evidence.of_node("surfaced" if draft.has_place else "cause", node, what))
     draft.help("lower the learning rate to a tenth or less", safety="changes-training")
     return draft.about(step=graph.step)

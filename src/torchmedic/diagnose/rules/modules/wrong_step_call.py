@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 
+import msgspec
 import torch
 from torch.optim import lr_scheduler
 
@@ -20,7 +21,9 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.evidence.exception import RaisedEvidence
 from torchmedic.source.live_frames import place
 from torchmedic.source.lookup.failing_call import raising_call
+from torchmedic.source.lookup.optimizers import built_at
 from torchmedic.source.returns import code_of
+from torchmedic.source.syntax import calls_in, has_line, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 
@@ -47,11 +50,14 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     elif isinstance(owner, lr_scheduler.OneCycleLR) and "ValueError" in evidence.kinds:
         done, planned = int(owner.last_epoch), int(owner.total_steps)
         if done >= planned:
-            draft = _draft(
-                evidence,
-                f"`OneCycleLR` was planned for {planned} steps, and this is one more",
-                f"it has made {planned} of {planned} steps",
-            )
+            message = f"`OneCycleLR` was planned for {planned} steps, and this is one more"
+            cause = f"it has made {planned} of {planned} steps"
+            built = built_at(evidence.frames, owner, "origin", f"planned for {planned} steps")
+            draft = check.draft(evidence, "proven", message, cause)
+            if built is not None and not _is_called_by_user(evidence):  # a library makes the steps
+                draft.at(msgspec.structs.replace(built, role="cause"), *evidence.at_user_line("surfaced", cause))
+            else:
+                draft.at(*evidence.at_user_line("cause", cause), built)
             draft.help("plan `total_steps` as epochs x batches per epoch, and step once per batch")
     return draft
 
@@ -80,6 +86,12 @@ def _stepped(evidence: RaisedEvidence) -> object:
     frame_or_none = evidence.user_frame
     call = raising_call(frame_or_none) if frame_or_none is not None else None
     return getattr(call.function, "__self__", None) if call is not None and call.op == "step" else None
+
+
+def _is_called_by_user(evidence: RaisedEvidence) -> bool:
+    frame = evidence.user_frame
+    calls = calls_in(syntax_tree(frame.file), "step") if frame is not None else ()
+    return any(has_line(call, frame.line) for call in calls if frame is not None)
 
 
 def _draft(evidence: RaisedEvidence, message: str, cause: str) -> Draft:

@@ -21,7 +21,7 @@ from torchmedic.records import Grade
 from torchmedic.replay.trajectory.change import Change
 from torchmedic.replay.trajectory.course import Course
 from torchmedic.source.lookup.named_numbers import set_and_used
-from torchmedic.source.lookup.optimizers import peak_of
+from torchmedic.source.lookup.optimizers import base_of, peak_of
 
 _DIVISORS = (3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 _LAST_OF_ORDINARY = 1000  # an ordinary rate is not divided by more
@@ -61,10 +61,11 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         grade=grade,
     )
     cause = rate_location(evidence, optimizer, rate, group)
-    written = peak_of(optimizer, group) or rate
+    written = peak_of(optimizer, group) or base_of(optimizer, rate, group) or rate
     draft.at(*set_and_used(written, cause, f"the value {written:.6g} is written here"))
     labelled = [(f"with {_rounded(rate * factor)}", course) for factor, course in tried]
-    draft.treat(cure(divergence, f"lower the learning rate from {rate:.6g} to about {lower}", labelled[-_SHOWN:]))
+    title = f"lower the learning rate from {written:.6g} to about {_rounded(written * factor)}"
+    draft.treat(cure(divergence, title, labelled[-_SHOWN:]))
     clipped = divergence.course(Change("gradients clipped at 1", clip=1.0))
     if divergence.turns(clipped):
         title = "or clip the gradients: torch.nn.utils.clip_grad_norm_(parameters, 1.0)"
