@@ -223,11 +223,15 @@ DIVERGED: Family[NumbersEvidence] = Family(
     "numbers.self_amplifying_target",
     "numbers.exploding_recurrence",
     "numbers.exploding_depth",
+    "numbers.unstable_optimizer_setting",
     "numbers.diverging_training",
 )
 
 # Asked of such a loss where the last steps were run again, and nothing that was changed turned its course.
 DIVERGED_SOMEHOW: Family[NumbersEvidence] = Family("numbers.diverging_training")
+
+# Asked of a loss that is still where it was at first.
+STANDING_STILL: Family[NumbersEvidence] = Family("numbers.unscaled_data")
 
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: Family[NumbersEvidence] = Family(

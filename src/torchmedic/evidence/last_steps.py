@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from torchmedic.evidence.divergence import Divergence
+from torchmedic.evidence.step_data import data_of
 from torchmedic.observe.context import StepContext
 from torchmedic.observe.numbers.windows import Window, update_end
 from torchmedic.observe.stages import UpdateStage
@@ -29,6 +30,9 @@ from torchmedic.source.segment.cut import CannotCut
 
 _MAX_UPDATES = 8
 _UPDATES_OF_SLOW_STEPS = 4
+_REPETITIONS = 2  # of so many updates, where a loss stands still
+_SECONDS_OF_STANDSTILL = 5.0
+_STILL = 0.001  # of the loss in these updates: thousands of them would be needed
 _MAX_COURSES = 12
 _MIN_COURSES = 3  # without which nothing can be told
 _GROWN = 3.0  # times the loss that the same batch has with the weights of before
@@ -89,6 +93,25 @@ def divergences(
     if rehearsed is not None:
         yield rehearsed, ""
     yield None, why
+
+
+def present_step_again(frame: FrameType | None, agent: StepContext, stage: UpdateStage) -> Divergence | None:
+    """The present step, to be run again and again from the oldest copy, of a loss that stands still.
+
+    None where the data is scaled, or where the steps move the loss.
+    """
+    windows = agent.finite.memory.windows()
+    try:
+        units = _rehearsal(frame, agent, stage) * _REPETITIONS
+    except CannotCut:
+        return None
+    if not windows or not units or not any(data.is_unscaled for data in data_of(units)):
+        return None
+    trajectory = Trajectory(windows[0], units, frame, agent, is_rehearsed=True)
+    course = trajectory.run(AS_IT_WAS) if trajectory.is_affordable(_MIN_COURSES, _SECONDS_OF_STANDSTILL) else None
+    if course is None or not course.is_finite or abs(course.losses[-1] / course.losses[0] - 1) > _STILL:
+        return None
+    return Divergence(trajectory, course, course)
 
 
 def update_by_hand(frame: FrameType | None, agent: StepContext, label: str) -> Location | None:

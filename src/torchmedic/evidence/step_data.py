@@ -5,12 +5,11 @@ from __future__ import annotations
 import bisect
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.evidence.divergence import Divergence
 from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.replay.step.earlier_step import BATCH
@@ -150,9 +149,9 @@ def _replaced(value: Any, keys: tuple[Any, ...], edit: Callable[[torch.Tensor], 
     return changed
 
 
-def data_of(divergence: Divergence) -> list[Data]:
+def data_of(units: Sequence[Unit]) -> list[Data]:
     """The data of floating point that the steps read: variables, what is in them, and the batch."""
-    first, *later = divergence.trajectory.units
+    first, *later = units
     held = _held(first)
     seen = {tensor.data_ptr() for _, _, tensor in held}
     # A framework may pass the batch on in objects that no variable of the step shows.

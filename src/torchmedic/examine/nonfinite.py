@@ -17,7 +17,7 @@ from torchmedic.detect.failures.nonfinite import NonFinite, nonfinite_incident
 from torchmedic.diagnose import registry
 from torchmedic.diagnose.engine import ask, diagnose
 from torchmedic.evidence.divergence import Divergence
-from torchmedic.evidence.last_steps import divergences
+from torchmedic.evidence.last_steps import divergences, present_step_again
 from torchmedic.evidence.number_exception import EchoEvidence, asks_about_number
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.spoiled_weights import trace_back
@@ -61,6 +61,8 @@ def explain_nonfinite(
     incident = nonfinite_incident(optimizer, quantity, stage, agent)
     if quantity == "growth":
         return _explain_growth(incident, frame, agent)
+    if quantity == "standstill":
+        return _explain_standstill(incident, frame, agent)
     divergence, why = next(_divergences(frame, agent, stage))
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.replay()
@@ -123,6 +125,16 @@ def _explain_growth(incident: NonFinite, frame: FrameType, agent: ProcessContext
     if rules is registry.DIVERGED:
         evidence.replay_once()
     diagnosis = ask(evidence, rules)
+    return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
+
+
+def _explain_standstill(incident: NonFinite, frame: FrameType, agent: ProcessContext) -> Finding | None:
+    """A loss that is still where it was at first: said where standardised targets move the loss."""
+    if is_shared_with_other_threads(frame):
+        return None
+    evidence = NumbersEvidence.at_frame(incident, frame, agent)
+    evidence.divergence = present_step_again(frame, agent, incident.stage)
+    diagnosis = ask(evidence, registry.STANDING_STILL) if evidence.divergence is not None else None
     return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
 
 

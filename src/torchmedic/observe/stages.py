@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from torchmedic.observe.loop.ledger import Habits
     from torchmedic.records.memory import HeldMemory
 
-Quantity = Literal["loss", "gradient", "rate", "update", "scale", "growth"]  # what is not finite, or much too large
+# What is not finite, much too large, or still where it was.
+Quantity = Literal["loss", "gradient", "rate", "update", "scale", "growth", "standstill"]
 UpdateStage = Literal["backward", "step", "update"]  # backward is over, the weights will be updated, were updated
 
 

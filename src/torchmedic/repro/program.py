@@ -120,7 +120,8 @@ class Program:
             value = names[at.of]
             if at.item is not None:
                 value = value[at.item]
-            value = value.grad if at.gradient else value
+            if at.gradient:  # torch warns of a look at the gradient of another tensor
+                value = value.grad if value.is_leaf or value.retains_grad else None
             if at.gradient and any(badness(result) for result in _results(self.recipe, names)):
                 return None  # the forward pass is bad, not only the gradient
         except Exception:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 _MAX_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
 _MAX_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
 _MAX_SKIPPED = 25  # steps in a row that GradScaler skips at all
+_UPDATES_OF_STANDSTILL = 96  # after which the loss is looked at once: whether it has moved
+_NEVER = 1 << 62
 
 
 class FiniteWatch:
@@ -73,6 +75,7 @@ class FiniteWatch:
         self._noted = 0  # backward calls when a loss was last remembered
         self._examined = 0
         self.steps = 0  # updates of any optimizer
+        self._standstill_due = _UPDATES_OF_STANDSTILL
         self._skipped_bad = 0
         self._roots: list[weakref.ref[torch.Tensor]] = []
         self._seen: dict[int, Witness] = {}  # optimizers that have stepped, and the gradient to look at in every step
@@ -201,6 +204,8 @@ class FiniteWatch:
             if self.losses.is_good:
                 self._rewind.offer(optimizer, *self._examiner.usual_step())
         elif kind == "cpu":
+            if self.steps >= self._standstill_due:
+                self._ask_about_standstill(optimizer, frame)
             self._look_at_gradients(optimizer, frame)
 
     def _remember(self, optimizer: Any, frame: FrameType, optimizers: Callable[[], list[Any]]) -> bool:
@@ -220,6 +225,13 @@ class FiniteWatch:
         if found is not None:
             self._publish(found)
         return found is not None
+
+    def _ask_about_standstill(self, optimizer: Any, frame: FrameType) -> None:
+        """Once: why the loss is still where it was at first."""
+        self._standstill_due = _NEVER
+        found = self._examiner.examine(optimizer, frame, "standstill", "step") if self.losses.stand_still else None
+        if found is not None:
+            self._publish(found)
 
     def run_ends(self) -> None:
         """The process ends, and no exception was the reason: a loss that has grown will not come back."""

@@ -27,6 +27,9 @@ _MAX_KEPT = 256  # losses of a line: those of a stretch of short steps, and of b
 _MAX_TRENDS = 16  # lines that call backward
 _NOTED_AFTER_ALARM = 32  # steps
 _LOOK_EVERY = 32  # backward calls, at least
+_FIRST_LOSSES = 8
+_LAST_LOSSES = 32
+_STILL = 0.95  # times the first losses
 _Tensor = torch.Tensor
 
 
@@ -129,6 +132,17 @@ class Losses:
     def recent(self) -> Sequence[float]:
         """The last losses at the line that last called backward."""
         return list(self.trends.get(self.key, ()))[-_TREND_STEPS:]
+
+    @property
+    def stand_still(self) -> bool:
+        """Whether the losses of the only line that calls backward are about as large as the first ones were."""
+        if len(self.trends) != 1 or self.is_scaled:
+            return False
+        (known,) = self.trends.values()
+        first, last = list(known)[:_FIRST_LOSSES], list(known)[-_LAST_LOSSES:]
+        if len(known) < _FIRST_LOSSES + _LAST_LOSSES or len(known) == known.maxlen:
+            return False
+        return sum(last) / _LAST_LOSSES > _STILL * sum(first) / _FIRST_LOSSES > 0
 
     def begin(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType, update: int) -> None:
         """A backward begins in a step that is noted in full."""

@@ -16,6 +16,7 @@ import math
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.numbers import unscaled_data
 from torchmedic.diagnose.rules.numbers._courses import is_diverging
 from torchmedic.diagnose.rules.numbers._slopes import in_double
 from torchmedic.diagnose.rules.numbers._wording import begin, cause_location, described, finish, not_finite, victim
@@ -32,6 +33,9 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         return _without_origin(evidence)
     if is_diverging(evidence):
         return None
+    of_data = unscaled_data.of_step(evidence)
+    if of_data is not None:
+        return of_data
     forward = evidence.forward_op
     name = op.kind if forward is None or forward is op else f"{forward.kind}"
     if captured is None:

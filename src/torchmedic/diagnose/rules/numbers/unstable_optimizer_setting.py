@@ -25,6 +25,8 @@ from torchmedic.source.lookup.optimizers import built_at, setting_assigned_at
 @rule("TM237", "unstable-optimizer-setting")
 def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
+    if divergence is None and evidence.incident.quantity == "growth":
+        return _grows_slowly(evidence)
     if divergence is None or not is_ordinary_rate(divergence):
         return None
     for optimizer in divergence.optimizers:
@@ -49,9 +51,28 @@ def check(evidence: NumbersEvidence) -> Draft | None:
 
 def _never_stable(evidence: NumbersEvidence, divergence: Divergence, optimizer: Any, momentum: float) -> Draft:
     """A velocity that never gets smaller, where the weights are too far gone for a usual momentum to save them."""
+    draft = begin(check, evidence, divergence, *_of_momentum(momentum), grade="likely")
+    return _with_usual_momentum(draft, evidence, optimizer, momentum)
+
+
+def _grows_slowly(evidence: NumbersEvidence) -> Draft | None:
+    """A velocity that never gets smaller, where the loss grows too slowly to be seen in a few updates."""
+    for optimizer in evidence.incident.optimizers:
+        for name, value, _ in _unusual(optimizer):
+            if name == "momentum" and value >= 1:
+                message, why = _of_momentum(value)
+                draft = check.draft(evidence, "likely", f"{message}: the loss has left its level, and grows", why)
+                return _with_usual_momentum(draft, evidence, optimizer, value)
+    return None
+
+
+def _of_momentum(momentum: float) -> tuple[str, str]:
+    """The message and the cause."""
     why = f"with `momentum={momentum}` the velocity never gets smaller by itself, so the updates grow with time"
-    message = f"`momentum={momentum}` of the optimizer is out of range"
-    draft = begin(check, evidence, divergence, message, why, grade="likely")
+    return f"`momentum={momentum}` of the optimizer is out of range", why
+
+
+def _with_usual_momentum(draft: Draft, evidence: NumbersEvidence, optimizer: Any, momentum: float) -> Draft:
     _locate(draft, evidence, optimizer, "momentum", momentum)
     draft.help("use `momentum=0.9`", safety="changes-training")
     return finish(draft, evidence)
