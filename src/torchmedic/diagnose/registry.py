@@ -91,6 +91,7 @@ RAISED: Family[RaisedEvidence] = Family(
     "memory.shared_memory_full",
     "memory.pinned_memory_refused",
     "process.disk_full",
+    "process.too_many_open_files",
     *EXHAUSTED,
     *OUT_OF_MEMORY,
     "process.worker_killed",

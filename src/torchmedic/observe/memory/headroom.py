@@ -1,13 +1,15 @@
-"""Memory to examine a process that has used up what its own limits allow."""
+"""Memory, and numbers of open files, to examine a process that has used up what its own limits allow."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import resource
 from collections.abc import Iterator
 
 from torchmedic.observe.memory.small_files import bytes_of
+from torchmedic.runfolder.descriptors import out_of_the_way
 
 _LIMITS = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_DATA": resource.RLIMIT_DATA}
 _SIZES = ("VmSize", "VmPeak", "VmData", "VmRSS")
@@ -15,9 +17,13 @@ _SPARE_BYTES = 2 << 20  # bytes of address space, never touched
 _MAX_STACK_BYTES = 64 << 20  # bytes of a thread
 _TRACEBACK_BYTES = 8 << 20  # for a traceback as text, and for Python to put it in a queue
 
+_SPARE_FILES = 8  # for modules of ours that are imported, source that is read, and what is written
+_MORE_FILES = 64
+
 _lifted: dict[str, int] = {}  # the soft limits, while they are lifted
 _widened: dict[str, int] = {}  # the soft limits that the user's code had run under, where they are higher now
 _spare: list[mmap.mmap] = []
+_spare_files: list[int] = []
 _sizes: dict[str, int] = {}  # of the process when it failed, before anything of ours took its part
 
 
@@ -33,6 +39,9 @@ def reserve(*, for_thread: bool = False) -> None:
     with contextlib.suppress(OSError, ValueError):
         # Such as counts against the limits of all that is mapped and of all that may be written to.
         _spare[:] = [mmap.mmap(-1, _SPARE_BYTES + more, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)]
+    with contextlib.suppress(OSError):
+        while len(_spare_files) < _SPARE_FILES:
+            _spare_files.append(out_of_the_way(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)))
 
 
 def release() -> None:
@@ -60,14 +69,35 @@ def headroom(known: dict[str, int] | None = None) -> Iterator[None]:
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(number, (hard, hard))
                 _lifted[name] = soft
+    files = _make_room_for_files()
     try:
         yield
     finally:
+        if files is not None:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         for name, soft in _lifted.items():
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(_LIMITS[name], (soft, resource.getrlimit(_LIMITS[name])[1]))
         _lifted.clear()
         _sizes.clear()
+
+
+def _make_room_for_files() -> int | None:
+    """Where no file can be opened any more: lift the soft limit and give it back, else close what was set aside."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = soft + _MORE_FILES if hard < 0 else min(soft + _MORE_FILES, hard)
+    if wanted > soft:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return soft
+    while _spare_files:
+        with contextlib.suppress(OSError):
+            os.close(_spare_files.pop())
+    return None
 
 
 def impose() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import resource
 import sys
 import weakref
 from collections import deque
@@ -37,6 +38,8 @@ _MAX_BATCH_BYTES = 64 << 20  # of all batches that are kept
 _SHARED_MEMORY_FACTOR = 4  # what lies in shared memory counts so many times
 # So many bytes may be kept of each, wherever they lie.
 _TINY_BATCH_BYTES = _MAX_BATCH_BYTES // (_SHARED_MEMORY_FACTOR * (_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS))
+_FILES_SHARE = 8  # of the files that a process may have open, batches of workers may keep one in so many open
+_MAX_FILES = 512
 _NOT_DATA = (ModuleType, FunctionType, type, torch.nn.Module, Optimizer, torch.nn.Parameter)
 
 
@@ -64,7 +67,7 @@ class KeptBackward:
 
     __slots__ = (
         *("step", "update", "loss", "points", "kept", "batch_bytes", "origin", "is_sampled_out", "ends", "by_hand"),
-        *("is_repeated", "leaves"),
+        *("is_repeated", "leaves", "files"),
         *("rng", "forward_rng", "device_marks", "grad_enabled", "autocast"),
         *("carried", "carried_frame", "sequence_number"),
     )
@@ -92,6 +95,7 @@ class KeptBackward:
         self.batch_bytes = self.kept.nbytes if self.kept is not None else 0
         if self.batch_bytes > _TINY_BATCH_BYTES and batches.is_shared:
             self.batch_bytes *= _SHARED_MEMORY_FACTOR
+        self.files = batches.files if self.kept is not None else 0
         self.origin = batches.origin
 
     @property
@@ -125,6 +129,7 @@ class KeptBackwards:
         self._place: tuple[int, int, int, int] | None = None
         self._same: list[Point] = []
         self._thin: list[Point] = []
+        self._max_files = 0  # not known yet: the script may set the limit
         self.calls: deque[KeptBackward] = deque(maxlen=_MAX_CALLS + _MAX_SAMPLED_OUT_CALLS)
 
     def present(self, update: int) -> KeptBackward:
@@ -141,6 +146,8 @@ class KeptBackwards:
         calls.append(past)
         if past.batch_bytes > _MAX_BATCH_BYTES // _MAX_CALLS:
             self._trim()
+        if past.files:
+            self._close_files(past.files)
         return past
 
     def record_sampled_out(self, step: int, update: int) -> KeptBackward:
@@ -156,6 +163,8 @@ class KeptBackwards:
         if past.batch_bytes > _MAX_BATCH_BYTES // _MAX_SAMPLED_OUT_CALLS:
             past.kept = None
         self.calls.append(past)
+        if past.files:
+            self._close_files(past.files)
         return past
 
     def _trim(self) -> None:
@@ -165,6 +174,17 @@ class KeptBackwards:
             total += call.batch_bytes
             if total > _MAX_BATCH_BYTES:
                 call.kept = None
+
+    def _close_files(self, files: int) -> None:
+        """Drop the older batches where so many files for each would be too many: all but the last few are gone."""
+        if not self._max_files:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            self._max_files = _MAX_FILES if limit < 0 else max(1, min(limit // _FILES_SHARE, _MAX_FILES))
+        at = len(self.calls) - 1 - self._max_files // files
+        while at >= 0 and self.calls[at].kept is not None:
+            call = self.calls[at]
+            call.kept, call.points = None, [point._replace(values={}) for point in call.points]
+            at -= 1
 
     def _points(self, frame: FrameType) -> list[Point]:
         """The frames that both the forward pass and this call are below."""

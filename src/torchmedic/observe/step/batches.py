@@ -10,6 +10,8 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing import get_sharing_strategy
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torchmedic.observe.step.items import items_of, through_subsets
 from torchmedic.observe.step.kept_batch import KeptBatch
@@ -240,6 +242,14 @@ class Batches:
     def whole(self) -> Any:
         """The last batch as it was yielded; None where some of it is gone."""
         return self.kept.whole if self.kept is not None else None
+
+    @property
+    def files(self) -> int:
+        """How many files the last batch keeps open: one for each tensor that a worker sent, unless it was copied."""
+        source = self._source() if self._source is not None else None
+        if self.kept is None or type(source) is not _MultiProcessingDataLoaderIter or source._pin_memory:
+            return 0
+        return self.kept.count if get_sharing_strategy() == "file_descriptor" else 0
 
     @property
     def is_shared(self) -> bool:

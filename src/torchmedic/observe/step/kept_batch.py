@@ -58,6 +58,7 @@ class KeptBatch:
                 nbytes += tensor.nbytes
             on_host = on_host and tensor.is_cpu
         self.nbytes = nbytes
+        self.count = len(tensors)
         self.on_host = on_host  # all of it
         if weak is None or nbytes > _MAX_ALIASED_BYTES:
             self._tree = _kept(batch, aliased and nbytes <= _MAX_ALIASED_BYTES, _MAX_DEPTH)
