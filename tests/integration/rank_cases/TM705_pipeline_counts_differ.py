@@ -12,9 +12,9 @@ def first(micro_batches):
 def second(micro_batches):
     layer = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    for _ in range(micro_batches):
+    for _ in range(micro_batches):  # <- cause
         hidden = torch.empty(2, 4)
-        dist.recv(hidden, 0)  # <- cause
+        dist.recv(hidden, 0)
         loss = layer(hidden).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from torchmedic.detect.ranks.comparable import by_group, is_compared
 from torchmedic.detect.ranks.messages import unequal_parts
-from torchmedic.records.ranks import Collective, Difference, DifferenceKind, FoundBy, RankLog
+from torchmedic.records.ranks import BACKWARD, Collective, Difference, DifferenceKind, FoundBy, RankLog
 
 _WINDOW = 256  # calls after the first difference that are compared
 _CONTEXT = 8  # calls before a difference that tell what follows on them as a rule
@@ -152,8 +152,23 @@ def _healthy_until(
         same = [streams[first][at].content for at in range(low, high)]
         if same != [streams[rank][at].content for at in range(other_low, other_high)]:
             return None  # a shift begins here
+        if (high, other_high) == (len(tokens[first]), len(tokens[rank])) and _are_of_other_models(
+            streams[first], streams[rank], high
+        ):
+            return None
         ends.append(high)
     return max(ends)
+
+
+def _are_of_other_models(one: Sequence[Collective], other: Sequence[Collective], end: int) -> bool:
+    """Whether the last backwards, at lines that never met before, may belong to different models.
+
+    After the forwards of several models, the mark of a backward cannot tell which of them it belongs to.
+    """
+    pairs = [(a.path, b.path) for a, b in zip(one[:end], other[:end], strict=False) if a.op == b.op == BACKWARD]
+    return (
+        len(pairs) > 1 and pairs[-1][0] != pairs[-1][1] and pairs[-1] not in pairs[:-1] and one[end - 1].op == BACKWARD
+    )
 
 
 def _blocks(one: tuple[int, ...], other: tuple[int, ...], index: int) -> list[tuple[str, int, int, int, int]]:

@@ -44,14 +44,15 @@ def named(difference: Difference, states: Sequence[RankState]) -> Difference:
     if difference.by in ("nothing", "habit") and _may_be_left_by_rank(difference.call):
         left_out = decided(difference, "branch", swapped=True)
         return msgspec.structs.replace(left_out, kind="missing")
+    if difference.by == "majority" and _have_left_loop(difference):  # with fewer batches than one of three ranks
+        return decided(difference, "loop", swapped=True)
     if difference.by != "nothing":
         return difference
     own = deciding_branch(difference.call, difference.expected)
     other = deciding_branch(difference.expected, difference.call)
     if _is_alone(own) != _is_alone(other):
         return decided(difference, "branch", swapped=_is_alone(other))
-    inside = _loops(difference.before)
-    own_loops, other_loops = inside & _loops(difference.call), inside & _loops(difference.expected)
+    own_loops, other_loops = _loops_kept(difference)
     if own_loops < other_loops or other_loops < own_loops:  # one side has left the loop of the last common call
         return decided(difference, "loop", swapped=other_loops < own_loops)
     if (own is None) != (other is None):  # one of the two calls depends on an `if`
@@ -109,6 +110,19 @@ def _loops(call: Collective | None) -> set[tuple[str, int]]:
     """The loops around the lines of a call, by file and line."""
     frames = call.frames if call is not None else ()
     return {(frame.file, loop.line) for frame in frames for loop in loops_around(frame.file, frame.line)}
+
+
+def _loops_kept(difference: Difference) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+    """The loops of the last common call that the culprits are still in, and those that the others are still in."""
+    inside = _loops(difference.before)
+    return inside & _loops(difference.call), inside & _loops(difference.expected)
+
+
+def _have_left_loop(difference: Difference) -> bool:
+    """Whether the others have left a loop in which the culprits go on, with a call that depends on no `if`."""
+    own_loops, other_loops = _loops_kept(difference)
+    is_free = difference.call is not None and deciding_branch(difference.call, difference.expected) is None
+    return is_free and other_loops < own_loops
 
 
 def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:

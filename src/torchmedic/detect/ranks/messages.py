@@ -56,6 +56,24 @@ def usual_answer(waiting: RankLog, partner: RankLog, call: Collective) -> Collec
     return earlier[-1] if earlier else None
 
 
+def leads_to(waits: dict[int, Collective], rank: int | None, wanted: int) -> bool:
+    """Whether a rank waits for another one in the end: for a third one that waits for it, and so on."""
+    for _ in waits:
+        if rank == wanted or rank not in waits:
+            break
+        rank = waits[rank].peer
+    return rank == wanted
+
+
+def ring_of(waits: dict[int, Collective], rank: int) -> list[int]:
+    """The ranks that wait for each other at one line, each for the next, and for no rank outside; empty if none do."""
+    found = [rank]
+    while (peer := waits[found[-1]].peer) in waits and peer not in found:
+        found.append(peer)
+    is_closed = peer == rank and len({(waits[each].op, waits[each].site) for each in found}) == 1
+    return found if is_closed else []
+
+
 class Turns(NamedTuple):
     """A row of messages that one rank made once more than the other, which answered `number` of them by `answer`.
 

@@ -30,6 +30,8 @@ def check(job: Job) -> Draft | None:
     if difference is None or state is None:
         return None
     if difference.call is None and state.left is not None and state.left.handled is not None:
+        if state.fate == "raised":
+            return None  # it was not caught: the rank itself tells of it
         return _left(job, difference, state.left, state.left.handled)
     if state.handles is None or not is_left_by_exception(state, difference):
         return None

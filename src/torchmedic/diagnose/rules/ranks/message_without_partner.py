@@ -12,7 +12,7 @@ and their tags from one value that all stages share.
 
 from __future__ import annotations
 
-from torchmedic.detect.ranks.messages import unequal_turns, usual_answer
+from torchmedic.detect.ranks.messages import leads_to, ring_of, unequal_turns, usual_answer
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.ranks._side_by_side import at_call, place, ranks, words
 from torchmedic.diagnose.words.death import line_location
@@ -40,7 +40,7 @@ def check(job: Job) -> Draft | None:
     partner = dict(job.unmatched).get(call.peer)
     state = job.of(call.peer)
     meets = partner is not None and partner.peer == rank
-    ring = _ring(job, rank)
+    ring = ring_of(dict(job.unmatched), rank)
     both = len(ring) > 2 or (meets and partner is not None and partner.op == call.op)
     tags = sorted((call.tag, partner.tag)) if meets and partner is not None and not both else []
     last = state.log.calls[-1] if state is not None and state.log is not None and state.log.calls else None
@@ -62,7 +62,8 @@ def check(job: Job) -> Draft | None:
     draft.cause = cause
     draft.about(rank)
     elsewhere = not tags and (partner is None or not _answers_later(partner))
-    left_out = _left_out(job, rank, call) if elsewhere else None
+    own_loop = _loop_of_more_turns(job, rank, call) if elsewhere else None
+    left_out = _left_out(job, rank, call) if elsewhere and own_loop is None else None
     if left_out is not None:
         answer, test = left_out
         draft.about(call.peer)
@@ -81,7 +82,10 @@ def check(job: Job) -> Draft | None:
     if by_exit is not None:
         draft.about(call.peer)
         draft.at(line_location("cause", *by_exit, f"rank {call.peer} left its loop of messages here"))
-    named = left_out is not None or left is not None or by_exit is not None
+    if own_loop is not None and left is None and by_exit is None:
+        label = f"rank {rank} is in this loop, and rank {call.peer} has left its own"
+        draft.at(line_location("cause", own_loop[0], own_loop[1].line, label))
+    named = left_out is not None or left is not None or by_exit is not None or own_loop is not None
     draft.at(at_call(call, "surfaced" if named else "cause", f"rank {rank} waits here"))
     where = f"the last call of rank {call.peer}" if has_ended else f"rank {call.peer} is here"
     draft.at(at_call(partner or last, "origin", where))
@@ -95,7 +99,7 @@ def check(job: Job) -> Draft | None:
         "send and receive under the same condition on both ranks"
         if left_out is not None
         else "give the loop the same number of turns on all ranks"
-        if left is not None
+        if left is not None or (own_loop is not None and by_exit is None)
         else f"let rank {call.peer} tell the other rank that it stops, or send to the end of the loop"
         if by_exit is not None
         else "pass the same `tag` on both sides"
@@ -125,7 +129,7 @@ def _crossed(job: Job) -> Draft | None:
             continue
         if any(each.peer in (None, sender) and each.op.startswith("recv") for each in state.log.calls):
             continue
-        if (sent.shapes, sent.dtypes) != (taken.shapes, taken.dtypes) or not _leads_to(waits, taken.peer, sender):
+        if (sent.shapes, sent.dtypes) != (taken.shapes, taken.dtypes) or not leads_to(waits, taken.peer, sender):
             continue
         draft = check.draft(job, "likely").about(sender)
         what = words(sent, contents=True)
@@ -140,15 +144,6 @@ def _crossed(job: Job) -> Draft | None:
             draft.because(f"rank {rank}: {place(call)} {words(call, contents=True)}")
         return draft.help("let both sides of a message compute the other rank from one rule")
     return None
-
-
-def _leads_to(waits: dict[int, Collective], rank: int | None, wanted: int) -> bool:
-    """Whether a rank waits for another one in the end: for a third one that waits for it, and so on."""
-    for _ in waits:
-        if rank == wanted or rank not in waits:
-            break
-        rank = waits[rank].peer
-    return rank == wanted
 
 
 def _uneven(job: Job, rank: int, peer: int) -> Draft | None:
@@ -206,28 +201,23 @@ def _first(job: Job) -> tuple[int, Collective]:
     return next((pair for pair in job.unmatched if not _has_answered(job, *pair)), job.unmatched[0])
 
 
-def _ring(job: Job, rank: int) -> list[int]:
-    """The ranks that wait for each other at one line, each for the next, and for no rank outside; empty if none do."""
-    waits, found = dict(job.unmatched), [rank]
-    while (peer := waits[found[-1]].peer) in waits and peer not in found:
-        found.append(peer)
-    is_closed = peer == rank and len({(waits[each].op, waits[each].site) for each in found}) == 1
-    return found if is_closed else []
-
-
 def _has_answered(job: Job, rank: int, call: Collective) -> bool:
     state = job.of(call.peer) if call.peer is not None else None
     calls = state.log.calls if state is not None and state.log is not None else ()
     return any(each.peer == rank and each.op == _OPPOSITE[call.op] for each in calls)
 
 
+def _usual(job: Job, rank: int, call: Collective) -> tuple[Collective | None, Collective | None]:
+    """The call with which the partner answered before, and its last one."""
+    waiting, partner = (state.log if state is not None else None for state in (job.of(rank), job.of(call.peer or 0)))
+    if waiting is None or partner is None or not partner.calls:
+        return None, None
+    return usual_answer(waiting, partner, call), partner.calls[-1]
+
+
 def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] | None:
     """The call with which the partner answered before, and the test of the `if` that it depends on."""
-    assert call.peer is not None
-    waiting, partner = job.of(rank), job.of(call.peer)
-    if waiting is None or partner is None or waiting.log is None or partner.log is None:
-        return None
-    answer = usual_answer(waiting.log, partner.log, call)
+    answer, _ = _usual(job, rank, call)
     frames = answer.frames if answer is not None else ()
     for frame in (each for each in frames if each.file == frames[0].file):  # others may belong to a launcher
         tests = [branch.header for branch in branches_around(frame.file, frame.line) if not branch.only_by_rank]
@@ -237,15 +227,31 @@ def _left_out(job: Job, rank: int, call: Collective) -> tuple[Collective, str] |
     return None
 
 
+def _loop_of_more_turns(job: Job, rank: int, call: Collective) -> tuple[str, Loop] | None:
+    """The loop of a rank that waits for one more message of another, which has left the loop of its earlier answers.
+
+    A loop over the other ranks has one message for each of them, and has come round.
+    """
+    answer, last = _usual(job, rank, call)
+    theirs = _loop_around(answer) if answer is not None else None
+    loops = [(frame.file, loop) for frame in call.frames for loop in loops_around(frame.file, frame.line)]
+    if theirs is None or last is None or any(_is_in(last, *each) for each in (theirs, *loops)):
+        return None
+    state = job.of(rank)
+    earlier = state.log.calls[:-1] if state is not None and state.log is not None else ()
+    before = next((each for each in reversed(earlier) if each.site == call.site), call)
+    return next(iter(loops[1:] if before.peer != call.peer else loops), None)
+
+
 def _left_by_exit(job: Job, rank: int, call: Collective) -> tuple[str, int] | None:
     """The only `if` that leaves the loop in which the partner answered before, if the partner is outside of it now.
 
     A loop without such an `if` is left at its own line, if a third rank is still in it.
     """
-    waiting, partner = job.of(rank), job.of(call.peer or 0)
-    if waiting is None or partner is None or waiting.log is None or partner.log is None:
+    answer, _ = _usual(job, rank, call)
+    partner = job.of(call.peer or 0)
+    if partner is None:
         return None
-    answer = usual_answer(waiting.log, partner.log, call)
     for frame in answer.frames if answer is not None else ():
         for loop in loops_around(frame.file, frame.line):
             inside = {
