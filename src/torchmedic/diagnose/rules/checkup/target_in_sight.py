@@ -15,7 +15,6 @@ scores of position t with token t + 1.
 
 from __future__ import annotations
 
-import ast
 import os
 
 import torch
