@@ -243,7 +243,8 @@ def _treated_as_trained(
 ) -> tuple[dict[str, nn.Module], str, Place | None]:
     """Layers of a model that no optimizer has at all, and the line that treats the model as one that is trained.
 
-    Where an optimizer trains an input, as in an attack, gradients of a model are cleared to be rid of them. A network with a loss of its own may be there for its gradients.
+    Where an optimizer trains an input, as in an attack, gradients of a model are cleared to be rid of them. A network
+    with a loss of its own may be there for its gradients.
     """
     trains_model = any(_is_owned(each.module, owned) for each in held)
     for (_, name, file), layers in _without_optimizer(held, candidates, owned):
