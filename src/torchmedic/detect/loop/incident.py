@@ -92,8 +92,11 @@ class ScheduleBeforeUpdate(LoopIncident, frozen=True, kw_only=True):
 
 
 class SchedulePerBatch(LoopIncident, frozen=True, kw_only=True):
+    """`is_of_number`: it is given a number that is no epoch."""
+
     schedule: str
     why: str
+    is_of_number: bool = False
 
 
 class RateDecayed(LoopIncident, frozen=True, kw_only=True):
@@ -314,10 +317,14 @@ class RandomNumbersRepeat(LoopIncident, frozen=True, kw_only=True):
 
 
 class StateNotCopied(LoopIncident, frozen=True, kw_only=True):
-    """`loading` is the line that loads the state, `cause` the line that took it, if that is known."""
+    """`loading` is the line that loads the state, `cause` the line that took it, if that is known.
+
+    `is_one_module`: the state of another variable is loaded, and `cause` has made both variables the same module.
+    """
 
     loading: Place
     tensors: int
+    is_one_module: bool = False
 
 
 class SameRandomnessInWorkers(LoopIncident, frozen=True, kw_only=True):

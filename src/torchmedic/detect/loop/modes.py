@@ -204,7 +204,8 @@ def _teaching_in_train(habits: Habits) -> Iterator[LoopIncident]:
         if teacher.calls < _MIN_LESSONS:
             continue
         trained = {forward.who for forward, _ in _updates(habits.events) if forward.step < teacher.weight.step}
-        if number not in trained | habits.teachers.loaded:
+        owned = (tensor for watched in habits.optimizers.values() for tensor in watched.parameters)
+        if number not in trained and not habits.teachers.is_loaded(number, owned):
             continue
         if not isinstance(model, nn.Module) or not model.training or teacher.weight.is_written():
             continue

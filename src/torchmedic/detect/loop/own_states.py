@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from torchmedic.detect.loop.incident import LoopIncident, StateNotCopied
 from torchmedic.observe.loop.ledger import Habits
+from torchmedic.observe.loop.loads import OwnState
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, has_line, last_name, nodes_in, syntax_tree
 from torchmedic.source.user_variables import user_trees
@@ -18,7 +19,8 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     for each in habits.own_states[:1]:
         state = _given(each.place)
         if state is None or any(callee(call) == "state_dict" for call in ast.walk(state) if isinstance(call, ast.Call)):
-            continue  # it was taken in this very moment: there is nothing to restore
+            yield from _of_one_module(habits, each)  # it was taken in this very moment: there is nothing to restore
+            continue
         taken = list(_taken())
         name = last_name(state.value if isinstance(state, ast.Subscript) else state)
         named = [place for place, target in taken if target == name]
@@ -29,6 +31,33 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
             loading=each.place,
             tensors=each.tensors,
         )
+
+
+def _of_one_module(habits: Habits, own: OwnState) -> Iterator[LoopIncident]:
+    """`a.load_state_dict(b.state_dict())`, where another line has made `a` and `b` two names of one module."""
+    for call in nodes_in(syntax_tree(own.place.file)):
+        match call:
+            case ast.Call(
+                func=ast.Attribute(value=receiver, attr="load_state_dict"),
+                args=[ast.Call(func=ast.Attribute(value=giver, attr="state_dict"))],
+            ) if has_line(call, own.place.line):
+                names = {ast.unparse(receiver), ast.unparse(giver)}
+            case _:
+                continue
+        same = [
+            node
+            for node in nodes_in(syntax_tree(own.place.file))
+            if isinstance(node, ast.Assign) and {ast.unparse(node.targets[0]), ast.unparse(node.value)} == names
+        ]
+        if len(names) == 2 and len(same) == 1:
+            yield StateNotCopied(
+                step=habits.steps,
+                cause=Place(own.place.file, same[0].lineno),
+                loading=own.place,
+                tensors=own.tensors,
+                is_one_module=True,
+            )
+        return
 
 
 def _given(loading: Place) -> ast.expr | None:

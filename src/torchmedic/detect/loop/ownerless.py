@@ -1,15 +1,15 @@
 """Layers that get a gradient in every step and that no optimizer has, where that cannot be meant.
 
-A layer without an optimizer is often meant: a backbone that is kept, a network that only gives a loss, the target of a
-distillation. So all of this must hold: the layer still has the values of its constructor (nobody loaded, copied,
+A layer without an optimizer is often meant: a backbone that is kept, a network that only gives a loss, the target of
+a distillation. So all of this must hold: the layer still has the values of its constructor (nobody loaded, copied,
 initialised or updated it), and either gradients of trained layers of the same model pass through it on their way from
-the loss, as through a head, or the loop treats it as trained (`decoder.train()`), or two optimizers have the very same
-parameters, so that one of them was meant for this layer. A layer for classes behind a module that the optimizer was
-given counts as a part of the same model, and so does any head beside several such modules. So does a decoder that is to
-give back what the model was given, or that has a table for tokens. So does a network with a term of the loss that
-reaches no parameter of an optimizer, as a critic beside an actor, and so do all layers of a model of which an optimizer
-has the biases only. A selection of single parameters by a condition and an optimizer that is built later keep this
-module silent.
+the loss, as through a head, or the loop treats it as trained (`decoder.train()`, `encoder.zero_grad()`), or two
+optimizers have the very same parameters, so that one of them was meant for this layer. A layer for classes behind a
+module that the optimizer was given counts as a part of the same model, and so does any head beside several such
+modules. So does a decoder that is to give back what the model was given, or that has a table for tokens. So does a
+network with a term of the loss that reaches no parameter of an optimizer, as a critic beside an actor, and so do all
+layers of a model of which an optimizer has the biases only. A selection of single parameters by a condition and an
+optimizer that is built later keep this module silent.
 """
 
 from __future__ import annotations
@@ -241,10 +241,16 @@ def _has_owned(module: nn.Module, owned: set[int]) -> bool:
 def _treated_as_trained(
     held: list[_Held], candidates: dict[int, Ownerless], owned: set[int]
 ) -> tuple[dict[str, nn.Module], str, Place | None]:
-    """Layers of a model that no optimizer has at all, and the line that treats the model as one that is trained."""
+    """Layers of a model that no optimizer has at all, and the line that treats the model as one that is trained.
+
+    Where an optimizer trains an input, as in an attack, gradients of a model are cleared to be rid of them. A network
+    with a loss of its own may be there for its gradients.
+    """
+    trains_model = any(_is_owned(each.module, owned) for each in held)
     for (_, name, file), layers in _without_optimizer(held, candidates, owned):
+        is_cleared = trains_model and not any(candidates[id(layer.weight)].is_foreign for layer in layers.values())
         for node in nodes_in(syntax_tree(file)):
-            if isinstance(node, ast.Call) and _is_sign(node, name):
+            if isinstance(node, ast.Call) and _is_sign(node, name, is_cleared=is_cleared):
                 return layers, ast.unparse(node), Place(file, node.lineno)
     return {}, "", None
 
@@ -265,9 +271,11 @@ def _with_equal_parameters(stepping: list[Watched], steps: list[Event]) -> tuple
     return None
 
 
-def _is_sign(call: ast.Call, name: str) -> bool:
-    """Whether a call is `name.train()`, or clips the gradients of `name`."""
+def _is_sign(call: ast.Call, name: str, *, is_cleared: bool) -> bool:
+    """Whether a call is `name.train()`, or clips or clears the gradients of `name`."""
     match call:
+        case ast.Call(func=ast.Attribute(value=value, attr="zero_grad")):
+            return is_cleared and ast.unparse(value).removeprefix("self.") == name
         case ast.Call(func=ast.Attribute(value=value, attr="train"), args=[], keywords=[]):
             return ast.unparse(value).removeprefix("self.") == name
         case ast.Call(args=[first, *_]) if callee(call) in ("clip_grad_norm_", "clip_grad_value_"):

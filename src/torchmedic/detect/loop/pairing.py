@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
 from torchmedic.detect.loop.incident import IdenticalInputs, LabelsOfOtherItems, LoopIncident
 from torchmedic.observe.loop.events import Event
@@ -157,7 +158,10 @@ def _overwritten(fetches: list[Event], dataset: Any, rows: int) -> Iterator[Loop
 
 
 def _of_one_class(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopIncident]:
-    """A whole pass over the only dataset that is trained on has shown one label."""
+    """A whole pass over the only dataset that is trained on has shown one label.
+
+    A dataset that takes its items from another one, or is given its tensors, may be a part that was chosen by class.
+    """
     fetches = [fetch for (fetch,) in rounds]
     classes = {event.fact.look.alike for event in fetches}
     rows = sum(event.fact.look.rows for event in fetches)
@@ -169,9 +173,9 @@ def _of_one_class(habits: Habits, rounds: list[list[Event]]) -> Iterator[LoopInc
         return
     label, last = classes.pop(), fetches[-1]
     dataset = habits.thing(last.fact.dataset)
-    while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset"):
-        dataset = dataset.dataset
-    if dataset is None or label is None or _is_meant(float(label)):
+    parts = list(vars(dataset).values()) if hasattr(dataset, "__dict__") else []
+    is_part = type(dataset).__module__.startswith("torch.") or any(isinstance(part, Dataset) for part in parts)
+    if dataset is None or label is None or is_part or _is_meant(float(label)):
         return
     name, place = _label_source(dataset)
     yield IdenticalInputs(

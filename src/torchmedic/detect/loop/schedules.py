@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, PolynomialLR, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
 from torchmedic.detect.loop.incident import LoopIncident, ScheduleBeforeUpdate, SchedulePerBatch, ZeroLearningRate
-from torchmedic.observe.loop.events import Event
+from torchmedic.observe.loop.events import Event, epoch_of
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.live_frames import stack_of
 from torchmedic.source.lookup.optimizers import advanced_at, rate_set_at
@@ -25,6 +33,8 @@ _MIN_STEPS_AT_ZERO = 8  # with a rate of exactly zero
 _MIN_MOVES_PER_BATCH = 8  # moves, each after one update
 _MIN_MOVES_IN_EPOCH = 4  # of a schedule whose length is the number of epochs
 _MAX_DEAD_SHARE = 1e-4  # of the first rate, with which nothing is learned any more
+_BY_NUMBERS = (ReduceLROnPlateau, CosineAnnealingWarmRestarts)  # these take a metric, or parts of an epoch
+_MIN_GIVEN = 2  # moves with an argument
 _MIN_MOVES_AT_ZERO = 4  # of a schedule, after which a warm-up has left zero
 
 
@@ -32,6 +42,7 @@ def find(habits: Habits) -> Iterator[LoopIncident]:
     yield from _zero_rates(habits)
     yield from _schedule_first(habits)
     yield from _schedule_per_batch(habits)
+    yield from _schedule_of_numbers(habits)
 
 
 def _zero_rates(habits: Habits) -> Iterator[LoopIncident]:
@@ -164,6 +175,30 @@ def _schedule_per_batch(habits: Habits) -> Iterator[LoopIncident]:
                 optimizer=whose,
                 why=why,
                 schedule=type(habits.thing(number)).__name__,
+            )
+
+
+def _schedule_of_numbers(habits: Habits) -> Iterator[LoopIncident]:
+    """A schedule is given a loss for the number of the epoch. Parts of an epoch are given, too, and never fall."""
+    for number, moves in _moves(habits.events).items():
+        schedule, explicit = habits.thing(number), [move for move in moves if move.fact.is_explicit]
+        if schedule is None or len(explicit) < _MIN_GIVEN or isinstance(schedule, _BY_NUMBERS):
+            continue
+        given = [*(move.fact.epoch for move in explicit[1:]), epoch_of(schedule)]
+        is_falling = any(after < before for before, after in itertools.pairwise(given))
+        if any(each == int(each) for each in given if math.isfinite(each)):
+            continue
+        if is_falling or all(map(math.isnan, given)):
+            optimizer = habits.optimizers.get(explicit[-1].fact.optimizer)
+            if optimizer is not None and optimizer.optimizer is not None:
+                habits.standstill.rate_is_explained(optimizer.optimizer)
+            yield SchedulePerBatch(
+                step=explicit[-1].step,
+                cause=explicit[-1].place,
+                optimizer=explicit[-1].fact.optimizer,
+                schedule=type(schedule).__name__,
+                why="what it was given fell from call to call" if is_falling else "it was given a tensor",
+                is_of_number=True,
             )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C._autograd import _get_sequence_nr
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class DeadEnd(NamedTuple):
     """The inputs to which an operation passes no gradient, by their positions, and why.
 
     `kind` is "equal" for two sides whose gradients cancel, "same" for a loss whose two sides do not differ,
-    "one value" for a norm, "bounds" for a clamp, "zeros" for a product, and "state" for one step of a recurrent layer
+    "one value" for a norm, "bounds" for a clamp, "dropped" for a dropout of everything, "zeros" for a product, and
+    "state" for one step of a recurrent layer
     that begins with zeros.
     """
 
@@ -112,8 +114,10 @@ def _is_readable(value: Any) -> bool:
     return is_plain and not value.is_meta and 0 < value.numel() <= _MAX_ELEMENTS
 
 
-def constant(kind: str, raw: Any) -> DeadEnd | None:
-    """For the node of a norm over one value, or of a clamp without a range: its input has no effect."""
+def constant(kind: str, raw: Any, layer: torch.nn.Module | None) -> DeadEnd | None:
+    """For the node of a norm over one value, of a clamp without a range, of a dropout: its input has no effect."""
+    if kind in ("MulBackward", "NativeDropoutBackward") and isinstance(layer, _DropoutNd):
+        return DeadEnd("dropped", "dropout", (0,)) if layer.training and layer.p >= 1 else None
     if kind == "ClampBackward":
         low, high = raw._saved_min, raw._saved_max
         is_empty = all(isinstance(bound, float | int) for bound in (low, high)) and low > high

@@ -283,7 +283,8 @@ class LossGraph:
         self.nodes.append(node)
         if node.kind in ("SoftmaxBackward", "LogSoftmaxBackward") and hasattr(raw, "_saved_dim"):  # not a user's own
             node.dim = normalisations.signed(int(raw._saved_dim))
-        if (dead := constant(node.kind, raw)) is not None:
+        layer = node.birth.layer() if node.birth is not None and node.birth.layer is not None else None
+        if (dead := constant(node.kind, raw, layer)) is not None:
             self.dead_ends[node.sequence] = dead
         if node.kind == "SelectBackward" and normalisations.signed(int(getattr(raw, "_saved_index", 0))) == -1:
             node.last_of = normalisations.signed(int(raw._saved_dim))

@@ -21,6 +21,7 @@ from torchmedic.observe.loop.events import (
     ScheduleFact,
     Watched,
     are_numbers,
+    epoch_of,
     is_mean,
     nearest_owner,
     rates,
@@ -217,7 +218,7 @@ class EventWriter(Habits):
         optimizer = getattr(scheduler, "optimizer", None)
         whose = self.number(optimizer) if optimizer is not None else 0
         lr = rates(optimizer) if optimizer is not None else ()
-        self._add("schedule", self.number(scheduler), frame, ScheduleFact(whose, explicit, lr))
+        self._add("schedule", self.number(scheduler), frame, ScheduleFact(whose, explicit, lr, epoch_of(scheduler)))
 
     @contained("observe.habits")
     def measured(self, schedule: Any, metric: Any) -> None:
@@ -269,7 +270,7 @@ class EventWriter(Habits):
             self.unmatched.append(found)
         else:
             self.unmatched = [each for each in self.unmatched if each.state != id(state_dict)]
-        self.teachers.loading(state_dict, number, [one for each in self.optimizers.values() for one in each.parameters])
+        self.teachers.loading(state_dict, number)
         if self.steps and is_user_file(frame.f_code.co_filename):
             self.own_states += own_states(state_dict, module, self._where(frame)[1])
             owners = list(self.optimizers.values())

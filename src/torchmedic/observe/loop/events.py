@@ -142,11 +142,15 @@ def step_fact(optimizer: Any, watched: Watched) -> StepFact:
 
 
 class ScheduleFact(NamedTuple):
-    """A move of a schedule: the number of its optimizer, whether an epoch was given, the rates before the move."""
+    """A move of a schedule: the number of its optimizer, whether an epoch was given, the rates before the move.
+
+    `epoch` is the one at which the schedule was before; NaN where that is a tensor.
+    """
 
     optimizer: int
     is_explicit: bool
     rates: tuple[float | None, ...]
+    epoch: float = 0.0
 
 
 class ForwardFact(NamedTuple):
@@ -167,6 +171,12 @@ def is_mean(node: Any) -> bool:
     if name == "MeanBackward0":
         return bool(getattr(node, "_saved_self_numel", 0) > 1)
     return name.startswith(("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss")) and node._saved_reduction == 1
+
+
+def epoch_of(schedule: Any) -> float:
+    """Where a schedule stands; NaN where that is no number of Python's."""
+    epoch = getattr(schedule, "last_epoch", 0.0)
+    return float(epoch) if isinstance(epoch, float | int) else float("nan")
 
 
 def rates(optimizer: Any) -> tuple[float | None, ...]:

@@ -43,6 +43,7 @@ class Ownerless:
         self.is_alone = is_alone  # it is reached by a term of the loss that reaches nothing that an optimizer has
         self.gives_back = False  # its result is compared with the data that the model was given
         self.classifies = False  # its result is compared with labels
+        self.is_foreign = False  # the loss reaches nothing that an optimizer has
         self._writes = tensor._version
         self._sample = _sample(tensor)
 
@@ -142,7 +143,10 @@ class Reach:
             return
         if is_foreign:  # a loss for a network that no optimizer has, as for the second of two critics
             known = [weight for _, weight in without if _is_readable(weight)]
-            self.ownerless |= {id(weight): Ownerless(weight, step, is_between=False) for weight in known}
+            found = {id(weight): Ownerless(weight, step, is_between=False) for weight in known}
+            for each in found.values():
+                each.is_foreign = True
+            self.ownerless |= found
             return
         bare = lost - {id(weight) for _, weight in without}
         if 0 < len(bare) <= _MAX_LAYERS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torchmedic.observe.loop.reach import Ownerless
 from torchmedic.source.spots import Place
 
 _MAX_MODELS = 4
+_MAX_TENSORS = 16  # of a state
 
 
 class Teacher:
@@ -28,7 +29,7 @@ class Teachers:
 
     def __init__(self) -> None:
         self.found: dict[int, Teacher] = {}
-        self.loaded: set[int] = set()  # modules that were given weights from elsewhere
+        self.loaded: dict[int, frozenset[int]] = {}  # where the tensors of a state lay that was loaded
 
     def forward(self, module: torch.nn.Module, number: int, place: Place, step: int) -> None:
         """A module was called in training mode, without gradients."""
@@ -42,11 +43,18 @@ class Teachers:
             if weights and type(weights[-1]) in (torch.Tensor, torch.nn.Parameter):
                 self.found[number] = Teacher(Ownerless(weights[-1], step, is_between=False), place)
 
-    def loading(self, state: Any, number: int, trained: list[torch.Tensor]) -> None:
-        """A state is loaded into a module. The weights of a model that is trained make an average, or a target."""
-        memory = {tensor.data_ptr() for tensor in trained if type(tensor) is torch.nn.Parameter}
-        values = list(state.values()) if isinstance(state, Mapping) else []
-        if values and not any(type(value) is torch.Tensor and value.data_ptr() in memory for value in values):
-            self.loaded.add(number)
-        else:
-            self.loaded.discard(number)
+    def loading(self, state: Any, number: int) -> None:
+        """A state is loaded into a module: note where its tensors lie."""
+        values = list(state.values())[:_MAX_TENSORS] if isinstance(state, Mapping) else []
+        self.loaded[number] = frozenset(_memory_of(values))
+
+    def is_loaded(self, number: int, trained: Iterable[torch.Tensor]) -> bool:
+        """Whether a module was given weights from elsewhere, and not those of a model that is trained now."""
+        memory = self.loaded.get(number, frozenset())
+        return bool(memory) and memory.isdisjoint(_memory_of(trained))
+
+
+def _memory_of(values: Iterable[Any]) -> Iterator[int]:
+    for value in values:
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_meta:
+            yield value.data_ptr()

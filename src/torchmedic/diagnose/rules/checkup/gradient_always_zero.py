@@ -29,6 +29,7 @@ _WHY = {
     "equal": "both sides of the {} are equal in every value, so it is constant and its gradients cancel",
     "same": "the {} is given the same values on both sides, so it is 0 and so is each gradient",
     "one value": "a {} over one value gives the same result for every input",
+    "dropped": "the {} drops every value: its probability is 1",
     "bounds": "the lower bound of the {} is above its upper bound, so it gives the upper bound for every input",
     "zeros": "the layer is given nothing but zeros in each of its calls, so its weights have no effect",
     "state": "the {} begins with a state of zeros in each of its calls, so its recurrent weights have no effect",
@@ -37,6 +38,7 @@ _LABELS = {
     "equal": "both sides are equal",
     "same": "both sides are equal",
     "one value": "normalises over one value",
+    "dropped": "drops every value",
     "bounds": "the bounds are exchanged",
     "zeros": "is given nothing but zeros",
     "state": "begins with zeros in each call",
@@ -45,10 +47,14 @@ _HELP = {
     "equal": "take one of the two sides from where it differs: earlier values, another example, another model",
     "same": "compare with a target that is not computed by the same weights from the same input",
     "one value": "leave the norm out where there is a single value",
+    "dropped": "give the dropout the share of the values that it drops, not the share that it keeps",
     "bounds": "exchange the two bounds",
     "zeros": "pass the result of one call on to the next call, as the hidden state",
     "state": "pass the state that one call returns on to the next call",
 }
+
+
+_BUILT_SO = ("one value", "dropped")  # the line that builds the layer is to blame
 
 
 @rule("TM647", "gradient-always-zero")
@@ -133,7 +139,7 @@ def _diagnosis(evidence: CheckUp, graph: LossGraph, end: Node, lost: list[torch.
     draft.message = of_weights if lost else "the data has no effect: this layer gives the same result for every input"
     draft.cause = _WHY[dead.kind].format(dead.name)
     sites = end.birth.sites if end.birth is not None else ()
-    built = evidence.of_node("cause", end, _LABELS[dead.kind]) if dead.kind == "one value" else None
+    built = evidence.of_node("cause", end, _LABELS[dead.kind]) if dead.kind in _BUILT_SO else None
     draft.at(built or evidence.at("cause", sites, _LABELS[dead.kind]))
     draft.at(evidence.backward_call(graph, "surfaced", "no gradient comes to these weights") if lost else None)
     draft.because(
