@@ -66,7 +66,7 @@ def _made(tree: ast.AST, value: ast.expr) -> ast.expr:
 def _passes_on(value: ast.expr, name: str) -> bool:
     """Whether an expression takes an entry that there is, and adds nothing to it."""
     nodes = list(ast.walk(value))
-    read = [node for node in nodes if isinstance(node, ast.Subscript) and _is_name(node.slice, name)]
-    read += [node for node in nodes if last_name(node) == name]
+    reads = any(isinstance(node, ast.Subscript) and _is_name(node.slice, name) for node in nodes)
+    reads |= any(last_name(node) == name for node in nodes)
     adds = any(isinstance(node, ast.BinOp) or (isinstance(node, ast.Call) and "pad" in callee(node)) for node in nodes)
-    return bool(read) and not adds
+    return reads and not adds
