@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from torchmedic.observe.numbers.kept_steps import KeptBackward
 from torchmedic.observe.step.items import items_of
 from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Location
-from torchmedic.source.assignments import items_written
+from torchmedic.source.assignments import flat, items_written, targets_of
 from torchmedic.source.live_frames import Frame, node_location, place
 from torchmedic.source.lookup.bad_value_makers import maker_of, picked_from
 from torchmedic.source.lookup.optimizers import built_at
 from torchmedic.source.lookup.origins import Origin, attribute_assignments
-from torchmedic.source.syntax import syntax_tree
+from torchmedic.source.syntax import calls_in, innermost, nodes_in, syntax_tree
 from torchmedic.source.user_variables import locals_of
 
 _MAX_DEPTH = 2  # of containers
@@ -57,7 +58,7 @@ def made_at(
     """
     written = row is not None
     datasets = datasets_in_use()
-    holder = None
+    holder, part_at = None, 0
     for dataset in datasets:
         held = getattr(dataset, "tensors", None)
         batch = call.batch
@@ -67,7 +68,7 @@ def made_at(
                 maker = maker_of(frames, held[position])
                 if maker is not None:
                     return _located(maker, label, written=written)
-                holder = dataset
+                holder, part_at = dataset, position
     for dataset in datasets:
         maker = _attribute_of(dataset, call, tensor, row or 0)
         if maker is not None:
@@ -77,8 +78,25 @@ def made_at(
         return place("cause", line.file, line.line, label)
     maker = picked_from(frames, tensor) or maker_of(frames, tensor)
     if maker is None and holder is not None and row is None:  # the function that prepared the tensors is over
-        return built_at(frames, holder, "cause", label)
+        built = built_at(frames, holder, "cause", label)
+        return (_argument_made_at(built, part_at, label) if built is not None else None) or built
     return _located(maker, label, written=written) if maker is not None else None
+
+
+def _argument_made_at(built: Location, position: int, label: str) -> Location | None:
+    """The only assignment of a class to the attribute that a call in one of its methods is given."""
+    file = os.path.abspath(built.file)
+    tree = syntax_tree(file)
+    around = innermost(tree, built.line, ast.ClassDef)
+    for call in calls_in(tree):
+        given = call.args[position] if len(call.args) > position else None
+        if (call.lineno, call.col_offset + 1) != (built.line, built.column) or not isinstance(given, ast.Attribute):
+            continue
+        statements = [node for node in nodes_in(around) if isinstance(node, ast.Assign | ast.AnnAssign)]
+        targets = [(node, target) for node in statements for target in flat(targets_of(node))]
+        found = [node for node, target in targets if ast.unparse(target) == ast.unparse(given)]
+        return node_location("cause", file, found[-1], label) if len(found) == 1 else None
+    return None
 
 
 def _line_in_loading(frames: list[Frame], call: KeptBackward, tensor: torch.Tensor, row: int) -> Line | None:

@@ -202,7 +202,8 @@ class LeakWatch:
     def _find_iterators(self) -> None:
         """Search for iterators where memory grows and no known holder explains it."""
         held = max(resident_bytes(), device_bytes())
-        if not self._unexplained:
+        is_first = self._steps() > 0 and self.looks[-1:] != [] and self.looks[-1].step == 0
+        if not self._unexplained or is_first:  # what the first steps need stays
             self._unexplained = held + _UNEXPLAINED_BYTES
         elif (  # a worker would get a copy of every page
             held > self._unexplained and not self.suspicious and self._searches < _MAX_SEARCHES and self._most is None

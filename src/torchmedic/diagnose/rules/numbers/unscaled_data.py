@@ -59,7 +59,7 @@ def check(evidence: NumbersEvidence) -> Draft | None:
         change = Change(f"{paths} standardised", data=_all(data.standardised() for data in group))
         if not divergence.turns_alone(change):
             continue
-        shown = listed([data.shown for data in group])
+        shown = listed(list(dict.fromkeys(data.shown for data in group)))
         ranges = "; ".join(data.widest.text for data in group)
         draft = begin(
             check,

@@ -12,11 +12,15 @@ Cure: `squeeze`, `unsqueeze`, `transpose` or cut one of the tensors so that the 
 
 from __future__ import annotations
 
+import torch
+
 from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.shapes._elementwise import ELEMENTWISE, Misfit, misfit_of, misfit_of_loss, misfit_of_mask
 from torchmedic.diagnose.rules.shapes._shapes import by_message
 from torchmedic.diagnose.words.tensors import argument_text, made_here, shape
+from torchmedic.evidence.batch_entry import entry_of
 from torchmedic.evidence.exception import RaisedEvidence
+from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layers import copied_layer_built_at
 
 
@@ -39,7 +43,14 @@ def _proven(evidence: RaisedEvidence, found: Misfit) -> Draft:
     draft = check.draft(evidence, "proven")
     draft.message = f"{found.what} of {shape(a)} and {shape(b)}: {found.why}"
     draft.cause = f"the shapes are {argument_text(found.left)} and {argument_text(found.right)}; {found.why}"
-    draft.at(*evidence.at_user_line("cause", found.why))
+    # A library runs the loop, and its model was given the target: the line that made the target is to blame.
+    entry = entry_of(evidence.frames, b) if evidence.is_in_library and isinstance(b, torch.Tensor) else None
+    if entry is not None:
+        dtype = str(b.dtype).removeprefix("torch.")
+        draft.at(node_location("cause", *entry[1:], f"`{entry[0]}` becomes {shape(b)} of {dtype}"))
+        if b.is_floating_point() and b.dim() == a.dim() - 1:
+            draft.help("give one class for each item as integers, of `torch.long`, or one number for each class")
+    draft.at(*evidence.at_user_line("cause" if entry is None else "surfaced", found.why))
     for side in (found.left, found.right):
         if side.tensor is not None:
             draft.at(made_here(evidence, side.value, f"becomes {shape(side.value)}"))
