@@ -234,6 +234,9 @@ DIVERGED_SOMEHOW: Family[NumbersEvidence] = Family("numbers.diverging_training")
 # Asked of a loss that is still where it was at first.
 STANDING_STILL: Family[NumbersEvidence] = Family("numbers.unscaled_data")
 
+# Asked of a loss that was above zero at first, and is below it.
+SUNK: Family[NumbersEvidence] = Family("numbers.loss_maximised")
+
 # Asked in the process in which NaN or infinity is about to reach the weights.
 NUMBERS: Family[NumbersEvidence] = Family(
     *RUNAWAY,

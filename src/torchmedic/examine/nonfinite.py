@@ -63,6 +63,8 @@ def explain_nonfinite(
         return _explain_growth(incident, frame, agent)
     if quantity == "standstill":
         return _explain_standstill(incident, frame, agent)
+    if quantity == "sunk":
+        return _explain_sunk(incident, frame, agent)
     divergence, why = next(_divergences(frame, agent, stage))
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.replay()
@@ -135,6 +137,16 @@ def _explain_standstill(incident: NonFinite, frame: FrameType, agent: ProcessCon
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     evidence.divergence = present_step_again(frame, agent, incident.stage)
     diagnosis = ask(evidence, registry.STANDING_STILL) if evidence.divergence is not None else None
+    return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
+
+
+def _explain_sunk(incident: NonFinite, frame: FrameType, agent: ProcessContext) -> Finding | None:
+    """A loss that was above zero and is below it: said where the present step shows a penalty with the wrong sign."""
+    if is_shared_with_other_threads(frame):
+        return None
+    evidence = NumbersEvidence.at_frame(incident, frame, agent)
+    evidence.replay_once()
+    diagnosis = ask(evidence, registry.SUNK)
     return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
 
 

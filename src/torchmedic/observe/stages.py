@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torchmedic.observe.loop.ledger import Habits
     from torchmedic.records.memory import HeldMemory
 
-# What is not finite, much too large, or still where it was.
-Quantity = Literal["loss", "gradient", "rate", "update", "scale", "growth", "standstill"]
+# What is not finite, much too large, still where it was, or below zero.
+Quantity = Literal["loss", "gradient", "rate", "update", "scale", "growth", "standstill", "sunk"]
 UpdateStage = Literal["backward", "step", "update"]  # backward is over, the weights will be updated, were updated
 
 

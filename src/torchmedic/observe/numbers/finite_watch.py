@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 _MAX_EXAMINED_AHEAD = 2  # bad losses that are examined before it is known whether their gradients are used
 _MAX_SKIPPED_BAD = 3  # steps in a row that GradScaler skips although the loss itself was bad: no scale helps
 _MAX_SKIPPED = 25  # steps in a row that GradScaler skips at all
-_UPDATES_OF_STANDSTILL = 96  # after which the loss is looked at once: whether it has moved
+_FIRST_LOOK_BACK = 96  # updates, after which it is asked what the loss has done since the first ones
+_LAST_LOOK_BACK = 800
 _NEVER = 1 << 62
 
 
@@ -75,7 +76,7 @@ class FiniteWatch:
         self._noted = 0  # backward calls when a loss was last remembered
         self._examined = 0
         self.steps = 0  # updates of any optimizer
-        self._standstill_due = _UPDATES_OF_STANDSTILL
+        self._next_look_back = _FIRST_LOOK_BACK
         self._skipped_bad = 0
         self._roots: list[weakref.ref[torch.Tensor]] = []
         self._seen: dict[int, Witness] = {}  # optimizers that have stepped, and the gradient to look at in every step
@@ -204,8 +205,8 @@ class FiniteWatch:
             if self.losses.is_good:
                 self._rewind.offer(optimizer, *self._examiner.usual_step())
         elif kind == "cpu":
-            if self.steps >= self._standstill_due:
-                self._ask_about_standstill(optimizer, frame)
+            if self.steps >= self._next_look_back:
+                self._look_back_at_losses(optimizer, frame)
             self._look_at_gradients(optimizer, frame)
 
     def _remember(self, optimizer: Any, frame: FrameType, optimizers: Callable[[], list[Any]]) -> bool:
@@ -226,10 +227,15 @@ class FiniteWatch:
             self._publish(found)
         return found is not None
 
-    def _ask_about_standstill(self, optimizer: Any, frame: FrameType) -> None:
-        """Once: why the loss is still where it was at first."""
-        self._standstill_due = _NEVER
-        found = self._examiner.examine(optimizer, frame, "standstill", "step") if self.losses.stand_still else None
+    def _look_back_at_losses(self, optimizer: Any, frame: FrameType) -> None:
+        """Ask why the loss is still where it was at first, or why it has fallen below zero."""
+        is_first = self._next_look_back == _FIRST_LOOK_BACK
+        self._next_look_back = 2 * self.steps if self.steps < _LAST_LOOK_BACK else _NEVER
+        found = None
+        if self.losses.have_sunk(is_first=is_first):
+            found = self._examiner.examine(optimizer, frame, "sunk", "step")
+        elif is_first and self.losses.stand_still:
+            found = self._examiner.examine(optimizer, frame, "standstill", "step")
         if found is not None:
             self._publish(found)
 

@@ -106,6 +106,7 @@ class Losses:
         self._is_look = False  # the last backward is one at which to find out whether there is time to keep some again
         self._next_look = _LOOK_EVERY
         self.are_scaled_late = False  # losses of a late device are read with the factor of a GradScaler in them
+        self._began_above = False  # the first losses were above zero
         self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
 
     def scaled(self, outputs: Any, result: Any) -> None:
@@ -133,16 +134,30 @@ class Losses:
         """The last losses at the line that last called backward."""
         return list(self.trends.get(self.key, ()))[-_TREND_STEPS:]
 
+    def have_sunk(self, *, is_first: bool) -> bool:
+        """Whether the losses of the only line that calls backward began above zero, and are all below it now.
+
+        Args:
+            is_first: Whether this is asked for the first time: the first losses are known only then.
+        """
+        known = self._only_trend
+        if is_first:
+            self._began_above = 0 < len(known) < _MAX_KEPT and min(known[:_FIRST_LOSSES]) > 0
+        return self._began_above and len(known) >= _LAST_LOSSES and max(known[-_LAST_LOSSES:]) < 0
+
     @property
     def stand_still(self) -> bool:
         """Whether the losses of the only line that calls backward are about as large as the first ones were."""
-        if len(self.trends) != 1 or self.is_scaled:
+        known = self._only_trend
+        if not _FIRST_LOSSES + _LAST_LOSSES <= len(known) < _MAX_KEPT:
             return False
-        (known,) = self.trends.values()
-        first, last = list(known)[:_FIRST_LOSSES], list(known)[-_LAST_LOSSES:]
-        if len(known) < _FIRST_LOSSES + _LAST_LOSSES or len(known) == known.maxlen:
-            return False
-        return sum(last) / _LAST_LOSSES > _STILL * sum(first) / _FIRST_LOSSES > 0
+        first, last = sum(known[:_FIRST_LOSSES]) / _FIRST_LOSSES, sum(known[-_LAST_LOSSES:]) / _LAST_LOSSES
+        return last > _STILL * first > 0
+
+    @property
+    def _only_trend(self) -> list[float]:
+        """The losses of the only line that calls backward; empty where there are several, or a factor in them."""
+        return list(next(iter(self.trends.values()))) if len(self.trends) == 1 and not self.is_scaled else []
 
     def begin(self, roots: Sequence[torch.Tensor], key: Any, frame: FrameType, update: int) -> None:
         """A backward begins in a step that is noted in full."""

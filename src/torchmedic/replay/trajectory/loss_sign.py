@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchmedic.replay.trace.microscope import Microscope, Op, Spot
-from torchmedic.replay.trajectory.terms import name_of
+from torchmedic.replay.trajectory.terms import Term, name_of
 from torchmedic.source.live_frames import expressions
 
 _MAX_NODES = 200
@@ -19,6 +19,12 @@ _ERRORS = frozenset("MseLoss SmoothL1Loss HuberLoss BinaryCrossEntropy BinaryCro
 _NEVER_NEGATIVE = frozenset(
     "Abs Exp Exp2 Relu Softplus Sigmoid Softmax Sqrt Norm LinalgVectorNorm Cosh Var Std CdistForward".split()
 )
+_BOUNDING = frozenset(
+    "Sigmoid Softmax LogSoftmax LogSigmoid Tanh Hardtanh Clamp ClampMin ClampMax Minimum Maximum Sin Cos Atan Erf "
+    "NativeLayerNorm NativeBatchNorm NativeGroupNorm FusedRmsNorm BinaryCrossEntropy BinaryCrossEntropyWithLogits "
+    "ThnnFusedLstmCell MkldnnRnnLayer".split()
+)
+_LAYERS = frozenset("Addmm Mm Bmm Convolution Embedding".split())
 _NEVER_POSITIVE = frozenset(["LogSoftmax", "LogSigmoid"])
 _DISTANCES = frozenset(["Abs", "Pow", "Norm", "LinalgVectorNorm", "Mul"])  # of what is a difference
 _PASSES_ON = frozenset(
@@ -40,6 +46,37 @@ class LossSign(NamedTuple):
 def sign_of_loss(loss: torch.Tensor, scope: Microscope) -> LossSign:
     """The sign of a loss. The scope has seen the replay that made the loss, and was read."""
     return _Signs(scope).of_loss(loss.grad_fn)
+
+
+def has_no_lower_bound(loss: torch.Tensor, term: Term, scope: Microscope) -> bool:
+    """Whether a term of a loss is never positive, and nothing bounds its size."""
+    node, turns = loss.grad_fn, 1
+    for at in term.path:
+        name = name_of(node)
+        if name in ("Mul", "Div") and len(node.next_functions) > 1:
+            turns *= _sign(getattr(node, "_saved_other" if at == 0 else "_saved_self", None))
+        elif name == "Neg" or (name == "Sub" and at == 1) or (name == "Rsub" and at == 0):
+            turns = -turns
+        if name in ("Add", "Sub") and at == 1:
+            turns *= _sign(getattr(node, "_saved_alpha", 1))
+        node = node.next_functions[at][0]
+    return turns * _Signs(scope).of_node(node) < 0 and not _is_bounded(node)
+
+
+def _is_bounded(node: Any) -> bool:
+    """Whether a value is perhaps bounded: what it is made of went through such an operation since the last layer."""
+    pending, seen = [node], {node}
+    while pending and len(seen) < _MAX_NODES:
+        here = pending.pop()
+        name = name_of(here)
+        if name in _LAYERS:
+            continue
+        following = [each for each, _ in here.next_functions if each is not None]
+        if name in _BOUNDING or (name == "Div" and len(following) > 1):  # divided by its own size
+            return True
+        pending += [each for each in following if each not in seen]
+        seen.update(following)
+    return bool(pending)
 
 
 class _Signs:
@@ -67,6 +104,10 @@ class _Signs:
 
     def _op(self, node: Any) -> Op | None:
         return self._scope.op_of(node) if node is not None else None
+
+    def of_node(self, node: Any) -> int:
+        """The sign of what a node computes; 0 where it is not known."""
+        return self._of(node)
 
     def _of(self, node: Any) -> int:
         self._left -= 1

@@ -3,6 +3,7 @@
 What: the last steps were run again from a copy of the weights. As they were, a loss that should become small grew
 without bound, and with the opposite sign, at the same learning rate, the loss fell. Or the loss is far below zero,
 every update lowers it, and it is a negated error (`-mse`, a log-likelihood without its minus) that has no lower bound.
+Or the loss was above zero, is below it, and a penalty that is subtracted outweighs all other terms.
 
 Why: the sign of the loss, of one of its terms or of the update is wrong: a minus in front of a loss that is to become
 small, `maximize=True`, a learning rate that fell below 0, or a log-likelihood without its minus.
@@ -24,7 +25,8 @@ from torchmedic.observe.step.tensors import parameters_of
 from torchmedic.records import Grade, Location, Treatment
 from torchmedic.replay.trajectory.change import OTHER_SIGN, Change
 from torchmedic.replay.trajectory.course import Course
-from torchmedic.replay.trajectory.terms import Term
+from torchmedic.replay.trajectory.loss_sign import has_no_lower_bound
+from torchmedic.replay.trajectory.terms import Term, terms_of
 from torchmedic.source.lookup.optimizers import built_at
 
 _MAX_TERMS = 4  # each is tried
@@ -36,6 +38,8 @@ _DOMINANT = 20  # times as large as the next term
 @rule("TM236", "loss-maximised")
 def check(evidence: NumbersEvidence) -> Draft | None:
     divergence = evidence.divergence
+    if evidence.incident.quantity == "sunk":
+        return _sunk(evidence)
     if divergence is None:
         return None
     course = divergence.course(OTHER_SIGN)
@@ -99,6 +103,34 @@ def _falling(evidence: NumbersEvidence, divergence: Divergence, course: Course |
         bound = "bound the negative part from below, as a hinge with a margin does, or turn its sign round"
         draft.help(other if is_whole and sign else bound, safety="changes-training")
     return finish(draft, evidence)
+
+
+def _sunk(evidence: NumbersEvidence) -> Draft | None:
+    """A weighted term that can only be negative, and outweighs all others: a penalty with the wrong sign.
+
+    A difference of two terms without a weight, as of energies, may be meant to fall below zero.
+    """
+    scope, played, optimizers = evidence.scope, evidence.played, evidence.incident.optimizers
+    if scope is None or played is None or len(optimizers) != 1:
+        return None  # an adversary may be meant to fail
+    groups = optimizers[0].param_groups
+    roots = [root for root in played.roots if root.numel() == 1]
+    if not roots or any(group.get("maximize") or not group.get("lr", 1) > 0 for group in groups):
+        return None
+    terms = terms_of(roots[-1], scope)
+    found = max(terms, key=lambda term: term.size)
+    others = sum(term.size for term in terms if term is not found)
+    if len(terms) < 2 or not 0 < others < found.size or found.weight >= 1 or found.op is None or found.op.spot is None:
+        return None
+    if len(parameters_of(*optimizers)) < 2 or not has_no_lower_bound(roots[-1], found, scope):
+        return None
+    message = f"the loss falls without bound: it has come to {roots[-1].item():.3g}"
+    why = f"a term of the loss can only be negative, here {-found.size:.3g}, and outweighs the others"
+    draft = check.draft(evidence, "likely", message, why)
+    draft.at(found.op.spot.location("cause", "this is made ever more negative"))
+    draft.mark(evidence.noticed, "surfaced", "noticed here")
+    draft.because(f"the loss was above zero at first, and the other terms come to {others:.3g}")
+    return draft.help("flip the sign of the term", safety="changes-training")
 
 
 def _term_to_turn(divergence: Divergence) -> tuple[Term | None, Course | None]:
