@@ -143,6 +143,7 @@ class Agent:
         if world_size > 1 and wants_checkup(self.run):
             facts = FactsOfRank(folder, number, world_size, self.batches, self.clock)
             self.step.ranks = self.collectives.facts = facts
+            self.step.short_steps.is_of_ranks = True
         return folder
 
     def _new_box(self, folder: Path) -> BlackBox:
@@ -306,6 +307,7 @@ class Agent:
         self._folder = self.claimed = None
         self.rank = rank() or 0
         self.step.ranks = None
+        self.step.short_steps.is_of_ranks = False
         self.step.curves.forked()
         self.collectives.forked()
         self.habits.reset()

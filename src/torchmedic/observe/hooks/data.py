@@ -105,9 +105,8 @@ class DataHooks:
             return batch
 
         notices = NoticedBatch(iterator.__next__, requested, arrived, step)
-        for each in (index_drawn, requested, arrived, batches.requested, batches.came):
-            leave_to_python(each)
-        for each in (NoticedResult.__get__, NoticedBatch.__get__):
+        looks: tuple[Any, ...] = (NoticedResult.__get__, NoticedBatch.__get__)
+        for each in (index_drawn, requested, arrived, batches.requested, batches.came, *looks):
             leave_to_python(each)
         replace(iterator, "__next__", notices)
         replace(iterator, "_next_index", NoticedResult(draw, None, index_drawn))
@@ -118,7 +117,8 @@ class DataHooks:
         It makes each batch at once, so one index at most has not come back. It cannot be pickled.
         """
         current = self._step.batches.last_pass
-        if current is None or current.iterator() is not iterator:
+        is_its_own = current is not None and current.iterator() is iterator
+        if current is None or not is_its_own:
             return
         current.pending = deque(current.pending, maxlen=1)
         append = current.pending.append
@@ -212,7 +212,7 @@ class NoticedBatch(NoticedResult):
             and asked() is owner
             and not batches.is_asked
             and batches.direct
-            and owner._num_yielded
+            and owner._num_yielded  # type: ignore[union-attr]
         ):
             batches.requests += 1
             batches.is_asked = True

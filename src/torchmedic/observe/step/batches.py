@@ -43,6 +43,7 @@ class _Came(NamedTuple):
     batch: KeptBatch | None  # only where a library asked, which may be a batch ahead of the user and holds it too
 
 
+_Fields = tuple[list[weakref.ref[torch.Tensor]], Any, weakref.ref[Any] | None, KeptBatch | None]
 _NOTHING = _Came([], None, None, None)
 
 
@@ -74,7 +75,8 @@ class Batches:
     """
 
     def __init__(self) -> None:
-        self.came_last: deque[_Came] = deque(maxlen=_KNOWN)  # the last batches, the last one at the end
+        # The last batches, the last one at the end. To make a named tuple of each takes too long.
+        self.came_last: deque[_Fields] = deque(maxlen=_KNOWN)
         self.direct = True  # the user's own loop asked for it
         self.is_asked = False  # for a batch that has not come
         self._passes: WeakTable[_Pass] = WeakTable()
@@ -158,8 +160,7 @@ class Batches:
             if not is_flat:
                 weak = list(map(_weak_reference, tensors))
             self.kept = KeptBatch(batch, tensors, weak if is_flat else None) if is_kept else None
-        # A named tuple would take three times as long.
-        self.came_last.append((weak, indices, source, None if self.direct else self.kept))  # type: ignore[arg-type]
+        self.came_last.append((weak, indices, source, None if self.direct else self.kept))
 
     @property
     def indices(self) -> Any:
