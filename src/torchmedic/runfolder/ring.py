@@ -15,6 +15,7 @@ the memory, from the process or its parent; on another host, the file.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import os
@@ -47,6 +48,7 @@ _TEXT_SIZE = 152
 _SLOT = struct.Struct(f"<QdIHH{_TEXT_SIZE}sII")  # number, time, ordinal, site, length, text, thread, low half of number
 SIZE = _RING_AT + SLOTS * _SLOT_SIZE
 
+_FRONT = struct.Struct("<Q")  # the number of a slot
 _pack_into = _SLOT.pack_into
 
 assert _SLOT.size <= _SLOT_SIZE
@@ -141,7 +143,7 @@ class Copier:
     def copy(self) -> None:
         """Copy what is new into the file; what was reserved for the file is enough."""
         data = os.pread(self.descriptor, SIZE, 0)
-        last = max((number for number, _ in _numbered(data)), default=0)
+        last = _last_number(data)
         new = range(max(self._copied, last - SLOTS) + 1, last + 1)
         if not new:
             return
@@ -263,6 +265,17 @@ def _numbered(data: bytes) -> Iterator[tuple[int, int]]:
         number, *_, low = _SLOT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)
         if number and number & 0xFFFFFFFF == low:
             yield number, slot
+
+
+def _last_number(data: bytes) -> int:
+    """The number of the last call, wholly written or not."""
+
+    def number_in(slot: int) -> int:
+        return int(_FRONT.unpack_from(data, _RING_AT + slot * _SLOT_SIZE)[0])
+
+    first = number_in(0)
+    # The numbers count up from the first slot on, to the last call.
+    return first + bisect.bisect_left(range(1, SLOTS), True, key=lambda slot: number_in(slot) < first + slot)
 
 
 def _call(data: bytes, slot: int, sites: Sites) -> Collective | None:
