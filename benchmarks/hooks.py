@@ -29,7 +29,7 @@ from torch.utils.data import dataloader
 
 from torchmedic.integrations import telling
 from torchmedic.observe import lifecycle
-from torchmedic.observe.hooks.patches import NoticedResult
+from torchmedic.observe.hooks.data import NoticedBatch
 
 WARM_UP = 1200  # steps, after which short steps are known to be short
 NEVER = 1 << 60
@@ -58,12 +58,10 @@ class Source:
         return self._index
 
 
-def watched_source(batch: list[torch.Tensor]) -> Source:
-    hooked: dict[str, Any] = {}
-    for name in ("__next__", "_next_index"):
-        ours = vars(dataloader._BaseDataLoaderIter)[name]
-        hooked[name] = NoticedResult(vars(Source)[name], ours._before, ours._after)
-    return type("WatchedSource", (Source,), hooked)(batch)
+def watched_source(batch: list[torch.Tensor], step: Any) -> Source:
+    ours = vars(dataloader._BaseDataLoaderIter)["__next__"]
+    noticed = NoticedBatch(vars(Source)["__next__"], ours._before, ours._after, step)
+    return type("WatchedSource", (Source,), {"__next__": noticed})(batch)
 
 
 class Hooks:
@@ -77,7 +75,7 @@ class Hooks:
         self.loop = loop = Loop(mlp, "cpu", time.perf_counter)
         loop.block(warm_up)
         batch = [loop.batch]
-        self._source, plain = watched_source(batch), Source(batch)
+        self._source, plain = watched_source(batch, agent.step), Source(batch)
         self.loss = loop.model(loop.batch).square().mean()
         around = agent.hooks._backward._around(stub)
         zero_grad = agent.hooks._optimizers._around_zero_grad(stub)
@@ -104,9 +102,11 @@ class Hooks:
         step.fast.leave()
         step.is_sampled_out, step.fast._not_before = True, 0
         step.short_steps.next_full = step.habits.standstill.due = agent.leaks.due = NEVER
-        step.fast.begin(self.loop.optimizer)
-        agent.hooks._data._awaited = None
+        agent.batches.is_asked = False
         agent.batches.index_drawn(self._source, [0])
+        agent.hooks._data._record(self._source, vars(Source)["_next_index"])
+        next(self._source)  # the first batch of a pass is noted in full
+        step.fast.begin(self.loop.optimizer)
         assert step.fast.on, "the steps are not fast"
 
     @property

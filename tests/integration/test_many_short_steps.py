@@ -189,3 +189,89 @@ def test_a_fault_in_a_fast_step_is_contained(tmp_path: Path) -> None:
     assert (finished.report.outcome.exit_status, steps) == (0, 600)
     assert 100 < fast <= 200  # none after the fault in step 500
     assert "a fault of its own in observe.finite was contained" in finished.stderr
+
+
+LOADERS = """
+import gc, json, weakref
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchmedic.observe import lifecycle
+from torchmedic.observe.hooks import current_step
+
+current_step._MAX_SHORT_SECONDS = current_step._MAX_STILL_SHORT_SECONDS = current_step._MIN_LONG_SECONDS = 1e9
+current_step._SECONDS_BETWEEN_FULL = 1e9
+agent = lifecycle.current()
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+class Items(Dataset):
+    def __init__(self, size, bad=()):
+        self.size, self.bad, self.at_error = size, bad, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, place):
+        if place in self.bad:
+            self.at_error.append([agent.batches.indices, len(agent.batches.tensors())])
+            raise ValueError(place)
+        if INNER and place % 150 == 9:
+            list(DataLoader(Items(3), batch_size=1))
+        return torch.ones(1) * place / self.size
+
+
+def batches(loader):
+    iterator, gone, quick = iter(loader), [], 0
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            break
+        except ValueError:
+            continue
+        yield batch
+        gone.append(weakref.ref(batch))
+        del batch
+        quick = quick + 1 if agent.step.fast.on else 0
+        assert BAD or BOTH or quick < 4 or gone[-2]() is None, "a batch lives on"  # the loop may hold the last one
+    known = weakref.ref(iterator)
+    del iterator
+    assert BAD or BOTH or known() is None, "the iterator lives on"  # `zip` and a traceback hold on to what they had
+
+
+gc.disable()
+first, second = Items(1600, BAD), Items(1600)
+fast, items = 0, []
+loaders = [DataLoader(each, batch_size=2, num_workers=WORKERS) for each in (first, second)]
+source = zip(*map(batches, loaders)) if BOTH else ((each,) for each in batches(loaders[0]))
+for step, given in enumerate(source):
+    fast += agent.step.fast.on
+    items.append([agent.batches.indices, [round(float(each) * 1600) for each in given[-1]]])
+    optimizer.zero_grad()
+    loss = (model(given[0]) - given[-1]).square().mean()
+    loss.backward()
+    optimizer.step()
+    del given, loss
+print(json.dumps([fast, items, first.at_error]))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("bad", "both", "inner"), [((), 0, 0), ((1001, 1400), 0, 0), ((), 1, 0), ((), 0, 1)])
+def test_the_items_of_a_batch_are_known_in_fast_steps(
+    tmp_path: Path, workers: int, bad: tuple[int, ...], both: int, inner: int
+) -> None:
+    names = {"BAD": bad, "BOTH": both, "INNER": inner, "WORKERS": workers}
+    given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+    finished = run_script(tmp_path, given + LOADERS)
+
+    assert finished.returncode == 0, finished.stderr
+    fast, items, at_error = json.loads(finished.stdout)
+    assert fast > 250
+    # Nothing is claimed of a batch in whose making another one came.
+    assert all(drawn == held or (inner and drawn is None) for drawn, held in items)
+    assert len(items) == 800 - len(bad)
+    assert at_error == ([] if workers else [[None, 0]] * len(bad))  # nothing is claimed of a batch that has not come
+    assert finished.report.diagnoses == ()

@@ -41,7 +41,7 @@ from torchmedic.observe.ranks.recorder import Recorder
 from torchmedic.observe.silent_watch import Suspicions
 from torchmedic.observe.stages import Finding, Quantity, Stages, UpdateStage
 from torchmedic.observe.step.batches import Batches
-from torchmedic.observe.step.blackbox import BlackBox, FileBox
+from torchmedic.observe.step.blackbox import BlackBox, FileBox, hand_over
 from torchmedic.observe.step.clock import Clock
 from torchmedic.observe.step.events import Events
 from torchmedic.observe.step.step_notes import StepNotes
@@ -95,7 +95,7 @@ class Agent:
         )
         self.marks = DeviceMarks()
         self.listener = Listener(self, self.stages.locate_holders)
-        self.collectives = self.step.collectives = Recorder(self._join)
+        self.collectives = self.step.collectives = Recorder(self._join, self._hand_over)
         self.device_lost = False  # and that has been explained
         self.raised_at = 0.0
         self.signals = FatalSignals(self)
@@ -143,6 +143,7 @@ class Agent:
         if world_size > 1 and wants_checkup(self.run):
             facts = FactsOfRank(folder, number, world_size, self.batches, self.clock)
             self.step.ranks = self.collectives.facts = facts
+            self.step.short_steps.is_of_ranks = True
         return folder
 
     def _new_box(self, folder: Path) -> BlackBox:
@@ -150,8 +151,15 @@ class Agent:
             box = BlackBox()
         except (AttributeError, OSError):  # no memory files here
             return FileBox(folder / BLACK_BOX)
-        box.hand_over([box_address(self.run, self.rank), box_address(self.run, None)], folder.name)
+        box.hand_over(self._addresses(), folder.name)
         return box
+
+    def _addresses(self) -> list[Path]:
+        """Where the parent process may listen."""
+        return [box_address(self.run, self.rank), box_address(self.run, None)]
+
+    def _hand_over(self, descriptor: int, name: str) -> bool:
+        return hand_over(descriptor, self._addresses(), name)
 
     @contained("observe.course")
     def publish_course(self) -> None:
@@ -306,6 +314,7 @@ class Agent:
         self._folder = self.claimed = None
         self.rank = rank() or 0
         self.step.ranks = None
+        self.step.short_steps.is_of_ranks = False
         self.step.curves.forked()
         self.collectives.forked()
         self.habits.reset()

@@ -10,7 +10,8 @@ worker-<N>.<pid>/           events and diagnoses of a DataLoader worker of rank 
 rank<N>[.<pid>]/            one folder per watched process
     blackbox                the last moments of the process; written when it has ended, kept in memory until then
     events.jsonl            events, one per line
-    collectives             the ring buffer of the collectives that it called, if it is one of several ranks
+    collectives             the ring buffer of the collectives that it called, if it is one of several ranks; copied
+                            from memory every few seconds while the process lives, and when it has ended
     elsewhere/<rank>.json   the collectives of a rank on another host, from the store of the job
     rank.json               what a rank tells of its training, for a comparison with other ranks
     collectives.json        the same with the calls that torch made itself; written on a question, a failure, at the end
@@ -19,7 +20,7 @@ rank<N>[.<pid>]/            one folder per watched process
     repro-<n>.json          the operation that failed, with its values in repro-<n>.safetensors
 .confidential               exists if no values may be kept: see runfolder/confidential.py
 .supervisor[.<rank>]        the parent process: its number and when it started; exists only during the run
-.boxes[.<rank>]             a socket; processes hand their black box to the parent there, during the run
+.boxes[.<rank>]             a socket; processes hand the memory of box and ring to the parent there, during the run
 .hold, held/                failing steps that wait for patches: see runfolder/held.py
 .no-checkup                 exists if mistakes that raise no error shall not be searched for
 .recover                    how far a run may go to survive an out-of-memory: "safe" or "all"; exists if it may

@@ -1,4 +1,7 @@
-"""The black boxes of a run, as the parent process keeps and reads them. A box that cannot be read counts as missing."""
+"""The black boxes of a run, as the parent process keeps and reads them. A box that cannot be read counts as missing.
+
+The rings of collectives (`runfolder/ring.py`) are kept in the same way.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ from torchmedic.contained import contained
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.step import blackbox
 from torchmedic.records import BoxContents
-from torchmedic.runfolder import black_box, events, files, layout
+from torchmedic.runfolder import black_box, events, files, layout, ring
 from torchmedic.supervise.folder_news import FolderNews
 
 _STALL_MOMENTS = 64  # moments of a box that a report about a hang keeps
 _MAX_WAITING = 256  # processes that may hand their boxes over at the same time
 _MAX_NAME_BYTES = 255
 _INTERVAL_SECONDS = 0.95
+_COPY_INTERVAL_SECONDS = 3.0  # of the rings of collectives
 _SAVE_INTERVAL_SECONDS = 60.0  # for the case that this process is killed, which ends the whole run
 
 
@@ -33,13 +37,23 @@ class _Kept(NamedTuple):
     was_alive: bool  # false where the process has its own process numbers, as in a container
 
 
+class _KeptRing(NamedTuple):
+    copier: ring.Copier
+    was_alive: bool
+
+
 class BoxKeeper:
-    """Receives the black boxes of all processes of a run, and writes each to its folder when its process has ended."""
+    """Receives the black boxes of all processes of a run, and writes each to its folder when its process has ended.
+
+    The rings of collectives are also written every few seconds, for ranks on other hosts.
+    """
 
     def __init__(self, run: Path, rank: int | None) -> None:
         self._run = run
         self._address = layout.box_address(run, rank)
         self._boxes: dict[str, _Kept] = {}
+        self._rings: list[_KeptRing] = []
+        self._copy_due = 0.0
         self._closed = False
         self._due = 0.0
         self._save_due = time.monotonic() + _SAVE_INTERVAL_SECONDS
@@ -73,10 +87,29 @@ class BoxKeeper:
                 self._save(name, kept)
                 os.close(kept.descriptor)
                 del self._boxes[name]
+        self._copy_rings(now)
         if now > self._save_due:
             self._save_due = now + _SAVE_INTERVAL_SECONDS
             for name, kept in self._boxes.items():
                 self._save(name, kept)
+
+    def _copy_rings(self, now: float) -> None:
+        is_due = now > self._copy_due
+        if is_due and self._rings:
+            self._copy_due = now + _COPY_INTERVAL_SECONDS
+        for kept in list(self._rings):
+            has_ended = kept.was_alive and not os.path.exists(f"/proc/{kept.copier.pid}")
+            if has_ended:
+                self._end_ring(kept)
+            elif is_due:
+                with contextlib.suppress(OSError):
+                    kept.copier.copy()
+
+    def _end_ring(self, kept: _KeptRing) -> None:
+        with contextlib.suppress(OSError):
+            kept.copier.copy()
+        os.close(kept.copier.descriptor)
+        self._rings.remove(kept)
 
     @contained("supervise.boxes")
     def close(self) -> None:
@@ -89,6 +122,8 @@ class BoxKeeper:
             self._save(name, kept)
             os.close(kept.descriptor)
         self._boxes.clear()
+        for ring_kept in list(self._rings):
+            self._end_ring(ring_kept)
         if self._socket is not None:
             self._socket.close()
         with contextlib.suppress(OSError):
@@ -113,6 +148,10 @@ class BoxKeeper:
                         self._keep(os.fsdecode(name), descriptor)
 
     def _keep(self, name: str, descriptor: int) -> None:
+        folder, _, file = name.partition("/")
+        if file == ring.FILE:
+            self._keep_ring(Path(folder).name, descriptor)
+            return
         try:
             pid = black_box.Follower(Path(f"/proc/self/fd/{descriptor}")).pid
         except UnreadableRun:
@@ -122,6 +161,14 @@ class BoxKeeper:
         if before is not None:
             os.close(before.descriptor)
         self._boxes[name] = _Kept(descriptor, pid, os.path.exists(f"/proc/{pid}"))
+
+    def _keep_ring(self, folder: str, descriptor: int) -> None:
+        try:
+            copier = ring.Copier(descriptor, self._run / folder / ring.FILE)
+        except (OSError, UnreadableRun):
+            os.close(descriptor)
+            return
+        self._rings.append(_KeptRing(copier, os.path.exists(f"/proc/{copier.pid}")))
 
     def _save(self, name: str, kept: _Kept) -> None:
         path = self._run / Path(name).name / files.BLACK_BOX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 import sys
 import threading
@@ -17,9 +18,12 @@ from torchmedic.errors import UnreadableRun
 from torchmedic.observe.ranks import plain_pickle
 from torchmedic.observe.ranks.call_site import CallSites
 from torchmedic.observe.ranks.facts import FactsOfRank
+from torchmedic.observe.ranks.recorder import Recorder
 from torchmedic.observe.step.batches import Batches
+from torchmedic.observe.step.blackbox import hand_over
 from torchmedic.observe.step.clock import Clock
-from torchmedic.runfolder import ring
+from torchmedic.runfolder import files, layout, ring
+from torchmedic.supervise.boxes import BoxKeeper
 
 LINES = (("train.py", 12, "step"), ("train.py", 40, "main"))
 
@@ -93,6 +97,90 @@ def test_a_tag_and_dtypes_without_shapes_come_back(tmp_path: Path) -> None:
     writer.write(ring.described("DistributedDataParallel", "0", (), ("float32", "bfloat16"), None), 2, 0)
     send, wrapped = ring.read(tmp_path / ring.FILE).calls
     assert (send.peer, send.tag, wrapped.tag, wrapped.dtypes) == (1, 7, 0, ("float32", "bfloat16"))
+
+
+def recorded(run: Path) -> ring.Ring:
+    """The ring of a process that hands its memory to a parent which listens, if there is one."""
+    (run / "rank1").mkdir(exist_ok=True)
+    addresses = [layout.box_address(run, 1), layout.box_address(run, None)]
+    recorder = Recorder(lambda *_: run / "rank1", lambda *memory: hand_over(memory[0], addresses, memory[1]))
+    writer = recorder._open(1, 2)
+    assert writer is not None
+    return writer
+
+
+def note(writer: ring.Ring, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        line = writer.enter((("train.py", number, "step"),)) if number < 5 else 1
+        writer.write(ring.described("barrier", "0", (), (), None), number, line)
+
+
+def ordinals(path: Path) -> list[int]:
+    return [call.ordinal for call in ring.read(path).calls]
+
+
+@pytest.mark.parametrize("others", [1, 100, ring.SLOTS + 7, 2 * ring.SLOTS + 1])
+def test_a_ring_in_memory_outlives_a_process_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    path, last = tmp_path / "rank1" / ring.FILE, 4 + others
+    keeper = BoxKeeper(tmp_path, None)
+    files.write_supervisor(tmp_path, None)
+    go, stop = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        writer = recorded(tmp_path)
+        note(writer, 1, 4)
+        with pytest.raises(PermissionError):
+            os.ftruncate(writer._in_memory, 0)
+        os.write(go[1], b"1")
+        os.read(stop[0], 1)
+        note(writer, 5, others)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.read(go[0], 1)
+    assert ordinals(path) == [1, 2, 3, 4]
+    keeper.look()  # receives the memory, and copies
+    os.write(stop[1], b"1")
+    os.waitpid(pid, 0)
+
+    expected = list(range(max(1, last - ring.SLOTS + 1), last + 1))
+    assert ordinals(path) == expected  # from the parent
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(ring, "_in_memory", lambda *_: None)  # as on another host
+        assert ordinals(path) == [1, 2, 3, 4, 5]  # the next write sees that the parent holds the memory
+        keeper.close()
+        assert ordinals(path) == expected
+    assert ordinals(path) == expected
+    assert [call.line for call in ring.read(path).calls[-1].frames] == [1]
+
+
+def test_a_ring_stays_in_its_file_until_a_parent_holds_its_memory(tmp_path: Path) -> None:
+    path = tmp_path / "rank1" / ring.FILE
+    alone = recorded(tmp_path)
+    note(alone, 1, 3)
+    assert alone._memory is None
+    keeper = BoxKeeper(tmp_path, None)
+    writer = recorded(tmp_path)
+    note(writer, 1, 7)
+    assert writer._memory is not None
+    os.close(writer._in_memory)
+    writer._in_memory = -1
+    assert ordinals(path) == list(range(1, 8))
+    keeper.close()
+
+
+def test_the_memory_of_another_ring_is_not_read(tmp_path: Path) -> None:
+    keeper = BoxKeeper(tmp_path, None)
+    writer = recorded(tmp_path)
+    note(writer, 1, 2)
+    path = tmp_path / "rank1" / ring.FILE
+    header = [*ring._HEADER.unpack_from(path.read_bytes())]
+    header[-1] ^= 1  # another token
+    path.write_bytes(ring._HEADER.pack(*header) + path.read_bytes()[ring._HEADER.size :])
+    writer._is_held = True
+    note(writer, 3, 1)
+    assert ordinals(path) == [1, 2]
+    keeper.close()
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -66,6 +66,19 @@ def test_a_run_that_becomes_slow_is_noted_in_full_at_once() -> None:
     assert not short_steps.applies()
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_ranks_that_differ_in_speed_note_the_same_steps_in_full(late: bool) -> None:
+    full: list[set[int]] = []
+    for usual in (0.0015, 0.0017, 0.005, 0.0061):
+        clock: Any = SimpleNamespace(step=1000, usual_step=usual)
+        losses = SimpleNamespace(alarm=0, late=SimpleNamespace(are_usual=late))
+        short_steps = ShortSteps(clock, SimpleNamespace(losses=losses))  # type: ignore[arg-type]
+        short_steps.is_of_ranks = True
+        full.append({clock.step for clock.step in range(1000, 3000) if not short_steps.applies()})
+    assert full[0] == full[1] <= full[2] == full[3]
+    assert max(b - a for a, b in pairwise(sorted(full[0]))) == (64 if late else 128)
+
+
 def test_an_account_recovers_by_its_share_and_saves_no_more_than_when_full() -> None:
     now = [0.0]
     account = Account(0.01, 0.5, lambda: now[0])

@@ -168,6 +168,7 @@ class ShortSteps:
         self._finite = finite
         self._most = _MAX_SHORT_SECONDS
         self.next_full = 0  # the number of a step
+        self.is_of_ranks = False  # a job of several ranks
 
     def applies(self) -> bool:
         """Whether the coming step is sampled out."""
@@ -178,7 +179,12 @@ class ShortSteps:
             self._most = _MAX_STILL_SHORT_SECONDS if is_short else _MAX_SHORT_SECONDS
             seconds = _SECONDS_BETWEEN_FULL if is_short else _SECONDS_BETWEEN_FULL_LONGER
             most = _MAX_STEPS_BETWEEN_READS if losses.late.are_usual else _MAX_STEPS_BETWEEN_FULL
-            self.next_full = clock.step + min(most, ceil(seconds / max(usual, 1e-6)))
+            between = min(most, ceil(seconds / max(usual, 1e-6)))
+            if self.is_of_ranks:
+                # All ranks wait for the slowest: at the same steps, what they note in full is waited for once.
+                between = 1 << (2 * min(between, most - 1) // 3).bit_length()  # the next power of two
+                between -= clock.step % between
+            self.next_full = clock.step + between
             return False
         # What is bad on a late device is noticed a step later: of a step that is sampled out, a big batch is gone then.
         limit = self._most if losses.late.are_usual else _MIN_LONG_SECONDS

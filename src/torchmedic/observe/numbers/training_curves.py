@@ -84,11 +84,13 @@ class TrainingCurves:
 
     def passed(self, first: int, losses: list[float], key: Any) -> None:
         """Some steps in a row are over, of which only the losses are known."""
-        for step, loss in enumerate(losses, first):
-            if step > self._at and step >= self._at + self._stride() and len(self._points) < _MAX_PENDING:
-                self._at = self.due = step
-                self._count += 1
-                self._points.append(_Point(step, loss, None, None, self._place(key)))
+        end, place = first + len(losses), self._place(key)
+        step = max(first, self._at + self._stride())
+        while step < end and len(self._points) < _MAX_PENDING:
+            self._at = self.due = step
+            self._count += 1
+            self._points.append(_Point(step, losses[step - first], None, None, place))
+            step += self._stride()
 
     def _stride(self) -> int:
         return _STRIDES[min(self._count // _POINTS_PER_STRIDE, len(_STRIDES) - 1)]

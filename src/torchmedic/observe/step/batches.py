@@ -20,8 +20,9 @@ from torchmedic.source.objects.weak_table import WeakTable
 
 _new_tuple: Any = tuple.__new__  # the constructor of a named tuple takes five times as long
 _weak_reference = weakref.ref
-_MAX_FLAT = 16  # tensors of a batch that is taken as it is
+MAX_FLAT = 16  # tensors of a batch that is taken as it is
 _Tensor = torch.Tensor
+_KNOWN = 3  # the last batches: one, and two before it
 
 
 class _Pass:
@@ -35,13 +36,17 @@ class _Pass:
         self.last: Any = None
 
 
-class _Earlier(NamedTuple):
-    """A batch before the last one; its tensors are only known as long as somebody else holds them."""
+class _Came(NamedTuple):
+    """A batch that has come; its tensors are only known as long as somebody else holds them."""
 
     tensors: list[weakref.ref[torch.Tensor]]
     indices: Any
     source: weakref.ref[Any] | None
     batch: KeptBatch | None  # only where a library asked, which may be a batch ahead of the user and holds it too
+
+
+_Fields = tuple[list[weakref.ref[torch.Tensor]], Any, weakref.ref[Any] | None, KeptBatch | None]
+_NOTHING = _Came([], None, None, None)
 
 
 class Given(NamedTuple):
@@ -72,14 +77,14 @@ class Batches:
     """
 
     def __init__(self) -> None:
-        self._earlier: deque[_Earlier] = deque(maxlen=2)
-        self._direct = True  # the user's own loop asked for it
+        # The last batches, the last one at the end. To make a named tuple of each takes too long.
+        self.came_last: deque[_Fields] = deque(maxlen=_KNOWN)
+        self.direct = True  # the user's own loop asked for it
+        self.is_asked = False  # for a batch that has not come
         self._passes: WeakTable[_Pass] = WeakTable()
         self.last_pass: _Pass | None = None  # that was asked for: nearly always the one that is asked for again
-        self.kept: KeptBatch | None = None
-        self._weak: list[weakref.ref[torch.Tensor]] = []  # the tensors of the last batch
-        self._indices: Any = None
-        self._source: weakref.ref[Any] | None = None
+        self.kept: KeptBatch | None = None  # the last batch
+        self._taken: tuple[Any, weakref.ref[Any] | None] = None, None  # the origin of the batch that comes
         self.number = -1
         self.requests = 0  # for a batch, also those that found none
         self.asked: weakref.ref[Any] | None = None  # for the last one
@@ -113,48 +118,51 @@ class Batches:
             last = self.last_pass = self._passes.get(iterator)
         return last
 
-    def requested(self, iterator: Any) -> weakref.ref[Any]:
+    def requested(self, iterator: Any) -> None:
         """The user asked for the next batch: the last one is no longer ours to hold."""
         self.requests += 1
-        self.asked = asked = weakref.ref(iterator)
-        batch = None if self._direct else self.kept
-        self._earlier.append(_new_tuple(_Earlier, (self._weak, self._indices, self._source, batch)))
+        self.asked = weakref.ref(iterator)
+        self.is_asked = True
         self.kept = None
-        self._weak = []
-        self._indices = None
-        return asked
+        if not self.direct and len(self.came_last) == _KNOWN:
+            self.came_last.popleft()
 
     def taken(self, iterator: Any) -> None:
         """A batch has come back, or failed to: name its indices."""
         current = self.last_pass
         if current is None or current.iterator() is not iterator:
             current = self._pass_of(iterator)
-        self._indices = None
+        indices = None
         if current is not None and current.pending:
-            self._indices = current.last = current.pending.popleft()
+            indices = current.last = current.pending.popleft()
             current.taken += 1
-        self._source = current.iterator if current is not None else weakref.ref(iterator)
+        self._taken = indices, current.iterator if current is not None else weakref.ref(iterator)
 
     def came(self, iterator: Any, batch: Any, *, is_kept: bool) -> None:
         """`taken` and `arrived` in one, for a step that is sampled out."""
         current = self.last_pass
-        if current is None or current.iterator() is not iterator or not current.pending:
-            self.taken(iterator)
-        else:
-            self._indices = current.last = current.pending.popleft()
+        if current is not None and current.iterator() is iterator and current.pending:
+            indices = current.last = current.pending.popleft()
             current.taken += 1
-            self._source = current.iterator
+            source: weakref.ref[Any] | None = current.iterator
+        else:
+            self.taken(iterator)
+            indices, source = self._taken
+        self.is_asked = False
         self.number += 1
         kind, weak = type(batch), []
-        if (kind is list or kind is tuple) and len(batch) <= _MAX_FLAT:
+        if (kind is list or kind is tuple) and len(batch) <= MAX_FLAT:
             for each in batch:
                 if type(each) is not _Tensor:
                     break
                 weak.append(_weak_reference(each))
         is_flat = bool(weak) and len(weak) == len(batch)
-        tensors = batch if is_flat else tensors_in(batch)
-        self._weak = weak = weak if is_flat else list(map(_weak_reference, tensors))
-        self.kept = KeptBatch(batch, tensors, weak if is_flat else None) if is_kept else None
+        if is_kept or not is_flat:
+            tensors = batch if is_flat else tensors_in(batch)
+            if not is_flat:
+                weak = list(map(_weak_reference, tensors))
+            self.kept = KeptBatch(batch, tensors, weak if is_flat else None) if is_kept else None
+        self.came_last.append((weak, indices, source, None if self.direct else self.kept))
 
     @property
     def indices(self) -> Any:
@@ -176,11 +184,14 @@ class Batches:
 
     def arrived(self, batch: Any, *, direct: bool = True, is_kept: bool = True) -> None:
         """A batch has come. If it is not kept, it can be replayed only while the user's own variables hold it."""
+        self.is_asked = False
         self.number += 1
-        self._direct = direct
+        self.direct = direct
         tensors = tensors_in(batch)
-        self._weak = list(map(_weak_reference, tensors))
+        weak = list(map(_weak_reference, tensors))
         self.kept = KeptBatch(batch, tensors) if is_kept else None
+        self.came_last.append(_Came(weak, *self._taken, None if direct else self.kept))
+        self._taken = None, None
 
     @property
     def nbytes(self) -> int:
@@ -205,20 +216,34 @@ class Batches:
         storages = {_storage(tensor) for tensor in in_use} - {None}
         if any(_storage(tensor) in storages for tensor in self.tensors()) or self._take_earlier(storages):
             return
-        if self._direct:
+        if self.direct:
             return
         # Whoever fetches ahead is a generator that still holds what it has yielded; the older batch is in use.
         if not self._take_earlier({_storage(tensor) for tensor in _tensors_in_generators()} - {None}):
-            self.kept, self._weak, self._indices = None, [], None
+            self._make_current(_NOTHING)
 
     def _take_earlier(self, storages: set[int | None]) -> bool:
-        for earlier in self._earlier if not self._direct else reversed(self._earlier):
+        for earlier in self._earlier if not self.direct else reversed(self._earlier):
             alive = [tensor for reference in earlier.tensors if (tensor := reference()) is not None]
             if any(_storage(tensor) in storages for tensor in alive):
-                self.kept, self._weak = earlier.batch, earlier.tensors
-                self._indices, self._source = earlier.indices, earlier.source
+                self._make_current(earlier)
                 return True
         return False
+
+    def _make_current(self, batch: _Came) -> None:
+        self.is_asked, self.kept = False, batch.batch
+        self.came_last.append(batch)
+
+    @property
+    def _current(self) -> _Came:
+        """The last batch; nothing while another one is awaited."""
+        return _NOTHING if self.is_asked or not self.came_last else _Came(*self.came_last[-1])
+
+    @property
+    def _earlier(self) -> list[_Came]:
+        """The two batches before that."""
+        known = [_Came(*each) for each in self.came_last]
+        return known[1 - _KNOWN :] if self.is_asked else known[:-1]
 
     def recent(self) -> list[HostBatch]:
         """The batches that may be in use and are held here: the last one, and those before it that a library fetched.
@@ -236,7 +261,10 @@ class Batches:
     @property
     def origin(self) -> tuple[Any, weakref.ref[Any] | None]:
         """The drawn indices of the last batch and the iterator that drew them, for `items_of`."""
-        return self._indices, self._source
+        if self.is_asked or not self.came_last:
+            return None, None
+        _, indices, source, _ = self.came_last[-1]
+        return indices, source
 
     @property
     def whole(self) -> Any:
@@ -261,7 +289,7 @@ class Batches:
         """The tensors of the last batch that are still alive, in order."""
         if self.kept is not None:
             return self.kept.tensors()
-        return [tensor for reference in self._weak if (tensor := reference()) is not None]
+        return [tensor for reference in self._current.tensors if (tensor := reference()) is not None]
 
 
 def _storage(tensor: torch.Tensor) -> int | None:

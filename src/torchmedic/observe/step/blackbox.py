@@ -52,12 +52,9 @@ class BlackBox:
     descriptor: int | None  # of the memory file
 
     def __init__(self) -> None:
-        self.descriptor = out_of_the_way(os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        self.descriptor = memory_file(MEMORY_NAME, bytes(SIZE))
         try:
-            _fill(self.descriptor, bytes(SIZE))  # real pages: a hole may have no memory behind it later
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
-            self._begin(_mapped(self.descriptor))
+            self._begin(mapped(self.descriptor, SIZE))
         except BaseException:
             self.close()
             raise
@@ -86,17 +83,7 @@ class BlackBox:
 
         What was sent arrives even if this process is killed the next moment.
         """
-        descriptor = self.descriptor
-        if descriptor is None:
-            return False
-        for address in addresses:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-                channel.setblocking(False)
-                with reachable(address) as short:
-                    channel.connect(short)
-                socket.send_fds(channel, [name.encode()], [descriptor])
-                return True
-        return False
+        return self.descriptor is not None and hand_over(self.descriptor, addresses, name)
 
     def write(
         self,
@@ -186,14 +173,46 @@ class FileBox(BlackBox):
             os.pwrite(self.descriptor, self._map[start : start + size], start)
 
 
-def _mapped(descriptor: int) -> mmap.mmap:
+def hand_over(descriptor: int, addresses: list[Path], name: str) -> bool:
+    """Send a memory file to the parent process, which listens at one of these addresses; whether it was sent.
+
+    What was sent arrives even if this process is killed the next moment.
+    """
+    for address in addresses:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+            channel.setblocking(False)
+            with reachable(address) as short:
+                channel.connect(short)
+            socket.send_fds(channel, [name.encode()], [descriptor])
+            return True
+    return False
+
+
+def memory_file(name: str, content: bytes) -> int:
+    """The descriptor of a memory file that nobody can truncate.
+
+    Raises:
+        OSError: There is no memory for it.
+        AttributeError: There are no memory files on this system.
+    """
+    descriptor = out_of_the_way(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    try:
+        _fill(descriptor, content)  # real pages: a hole may have no memory behind it later
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def mapped(descriptor: int, size: int) -> mmap.mmap:
     """The memory of a file, without the descriptor that a map of Python's opens for itself under a low number.
 
     The map would close this number at its end, when the number may be that of a file of the script's: it never ends.
     """
     low = os.dup(descriptor)
     os.close(low)
-    memory = mmap.mmap(descriptor, SIZE)
+    memory = mmap.mmap(descriptor, size)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(low), os.fstat(descriptor)):  # no other thread has taken the number
