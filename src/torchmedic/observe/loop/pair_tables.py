@@ -41,11 +41,10 @@ def table_of(roots: Iterable[Any]) -> PairTable | None:
 
 
 def _table(loss: Any) -> PairTable | None:
-    target, scores = loss._saved_target, loss._saved_self
-    rows = len(target)
-    if not _MIN_ROWS <= rows <= _MAX_ROWS or tuple(scores.shape) != (rows, rows) or loss._saved_weight is not None:
-        return None
     node = loss.next_functions[0][0]
+    shape = tuple(node._input_metadata[0].shape) if node is not None else ()
+    if len(shape) != 2 or shape[0] != shape[1] or not _MIN_ROWS <= shape[0] <= _MAX_ROWS:
+        return None  # asked first: hooks of the user's may see that a saved tensor is read
     for _ in range(_MAX_BETWEEN):
         kind = name_of(node).rstrip("0123456789") if node is not None else ""
         if kind == "MmBackward":
@@ -57,7 +56,12 @@ def _table(loss: Any) -> PairTable | None:
         return None
     if any(_is_weight(behind) for behind, _ in node.next_functions):
         return None
-    left, right = node._saved_self, node._saved_mat2  # None where the other side has no graph
+    target, rows = loss._saved_target, shape[0]
+    if target.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None  # what is computed here would become part of the user's graph
+    left, right = (
+        side.detach() if side is not None else None for side in (node._saved_self, node._saved_mat2)
+    )  # None where the other side has no graph
     is_one_column = (target == target[0]).all() & (target >= 0).all()
     is_itself = torch.zeros_like(is_one_column)
     if left is not None and right is not None and left.shape == right.mT.shape:
