@@ -20,7 +20,7 @@ from torchmedic.source.live_frames import Frame, node_location, place
 from torchmedic.source.lookup.bad_value_makers import maker_of, picked_from
 from torchmedic.source.lookup.optimizers import built_at
 from torchmedic.source.lookup.origins import Origin, attribute_assignments
-from torchmedic.source.syntax import calls_in, innermost, nodes_in, syntax_tree
+from torchmedic.source.syntax import calls_in, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_variables import locals_of
 
 _MAX_DEPTH = 2  # of containers
@@ -87,7 +87,8 @@ def _argument_made_at(built: Location, position: int, label: str) -> Location | 
     """The only assignment of a class to the attribute that a call in one of its methods is given."""
     file = os.path.abspath(built.file)
     tree = syntax_tree(file)
-    around = innermost(tree, built.line, ast.ClassDef)
+    classes = [node for node in nodes_in(tree) if isinstance(node, ast.ClassDef) and has_line(node, built.line)]
+    around = classes[-1] if classes else None
     for call in calls_in(tree):
         given = call.args[position] if len(call.args) > position else None
         if (call.lineno, call.col_offset + 1) != (built.line, built.column) or not isinstance(given, ast.Attribute):

@@ -18,7 +18,7 @@ from torchmedic.observe.checkup.unreached_parameters import WRITES_OF_CONSTRUCTO
 from torchmedic.observe.loop.events import Event, Watched
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
-from torchmedic.source.lookup.optimizers import chosen_at
+from torchmedic.source.lookup.optimizer_parameters import chosen_at
 from torchmedic.source.syntax import callee, nodes_in
 from torchmedic.source.user_variables import user_trees
 

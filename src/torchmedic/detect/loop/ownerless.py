@@ -34,7 +34,7 @@ from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.loop.reach import Ownerless
 from torchmedic.source.live_frames import Frame
 from torchmedic.source.lookup.layer_construction import given_modules, held_modules
-from torchmedic.source.lookup.optimizers import chosen_at
+from torchmedic.source.lookup.optimizer_parameters import chosen_at
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_variables import looks_at_locals

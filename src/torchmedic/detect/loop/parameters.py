@@ -34,7 +34,7 @@ from torchmedic.detect.loop.shards import SYNC_SWITCH, shards_of
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.observe.step.tensors import parameters_of
-from torchmedic.source.lookup.optimizers import chosen_at
+from torchmedic.source.lookup.optimizer_parameters import chosen_at
 from torchmedic.source.lookup.unread_results import unread_results
 from torchmedic.source.spots import Place
 from torchmedic.source.syntax import FUNCTIONS, calls_in, has_line, innermost, nodes_in, syntax_tree

@@ -15,6 +15,7 @@ from torchmedic.source.user_variables import loaded_files
 
 # Names that a variable may have, or begin or end with.
 RATE = ("lr", "learning_rate", "rate", "eta", "alpha", "step_size")
+_LEARNING_RATE = RATE[:2]
 DECAY = ("decay", "wd")
 ANY = ("",)
 
@@ -104,13 +105,13 @@ def written_at(
     return next((found[0] for found in (both, fitting, read) if len(found) == 1), None)
 
 
-def passed_at(names: tuple[str, ...] = RATE) -> tuple[str, ast.AST] | None:
-    """The only argument with one of these names that gets a value from elsewhere: `learning_rate=options.lr`."""
+def rate_passed_at() -> tuple[str, ast.AST] | None:
+    """The only argument for a learning rate that gets a value from elsewhere: `learning_rate=options.lr`."""
     found = [
         (file, node)
         for file in loaded_files()
         for node in nodes_in(syntax_tree(file))
-        if isinstance(node, ast.keyword) and _is_called(node.arg or "", names)
+        if isinstance(node, ast.keyword) and _is_called(node.arg or "", _LEARNING_RATE)
         if not isinstance(node.value, ast.Constant)
     ]
     return found[0] if len(found) == 1 else None

@@ -6,7 +6,6 @@ import ast
 import math
 import os
 import sys
-from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -16,10 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmedic.records import Location, Role
 from torchmedic.source.assignments import items_written
 from torchmedic.source.live_frames import Frame, by_span, node_location, place, position_of
-from torchmedic.source.lookup.named_numbers import is_number, passed_at, written_at
+from torchmedic.source.lookup.named_numbers import is_number, rate_passed_at, written_at
 from torchmedic.source.objects.living import living
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import CALLABLES, FUNCTIONS, callee, has_line, innermost, nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_code import PACKAGE, is_user_file
 from torchmedic.source.user_variables import loaded_files, user_trees
 
@@ -73,7 +72,7 @@ def built_at(
     """
     if by is not None:
         file = by.code.co_filename
-        written = (written_at(value) or passed_at()) if value is not None else None
+        written = written_at(value) if value is not None else None
         if not by.is_direct and written is not None:
             return node_location(role, *written, label)
         line, end_line, column, end_column = position_of(by.code, by.lasti)
@@ -96,40 +95,6 @@ def built_at(
         if len(calls) == 1:
             return node_location(role, file, _value_in(calls[0], value) or calls[0], label)
     return None
-
-
-def chosen_at(built: Place, caller: Place | None, left_out: Iterable[str] = ()) -> Place:
-    """The line that chose the parameters of an optimizer: the call of a function that takes all it is given.
-
-    Args:
-        built: The line that builds the optimizer.
-        caller: The line that calls the function around it.
-        left_out: Names of layers that the optimizer does not have. A function that was given one did not take all.
-    """
-    tree = syntax_tree(built.file)
-    around: list[ast.AST | None] = [innermost(tree, built.line, FUNCTIONS)]
-    around += [node for node in nodes_in(tree) if isinstance(node, ast.Lambda) and has_line(node, built.line)]
-    takes_all = any(isinstance(each, CALLABLES) and _takes_all(each, left_out) for each in around)
-    return caller if caller is not None and takes_all else built
-
-
-def _takes_all(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, left_out: Iterable[str]) -> bool:
-    """Whether a function takes the parameters of what it is given, and of nothing else."""
-    plain = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    given = {each.arg for each in (*plain, function.args.vararg) if each is not None and each.arg != "self"}
-    if any(name.partition(".")[0] in given for name in left_out):
-        return False
-    owners: list[ast.expr] = []
-    for node in ast.walk(function):
-        match node:
-            case ast.Call(func=ast.Attribute(value=owner, attr="parameters" | "named_parameters")):
-                owners.append(owner)
-            case (
-                ast.For(target=ast.Name(id=name), iter=ast.Name(id=whole))
-                | ast.comprehension(target=ast.Name(id=name), iter=ast.Name(id=whole))
-            ) if whole in given:
-                given.add(name)
-    return bool(owners) and all(isinstance(each, ast.Name) and each.id in given for each in owners)
 
 
 def _files(frames: list[Frame]) -> list[str]:
@@ -225,6 +190,10 @@ def rate_given_at(
     highest = next(((name, each) for name, each in (("peak", peak), ("base", base)) if each and rate < each), None)
     label = f"the learning rate is {rate:.6g}" + (f", and its {highest[0]} {highest[1]:.6g}" if highest else "")
     find, value = (rate_set_at, rate) if peak is not None or base is None else (built_at, base)
+    if find is built_at and by is not None and not by.is_direct and written_at(value) is None:
+        passed = rate_passed_at()  # a library builds the optimizer, and no file spells the rate out
+        if passed is not None:
+            return node_location("cause", *passed, label)
     return find(frames, optimizer, "cause", label, by=by, value=value, group=group)
 
 
