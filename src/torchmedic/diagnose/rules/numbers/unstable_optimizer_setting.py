@@ -1,7 +1,8 @@
 """A setting of the optimizer other than its learning rate makes the updates grow.
 
 What: the last steps were run again from a copy of the weights. As they were, the loss grew until it overflowed; with
-one setting of the optimizer at its usual value and nothing else changed, the loss fell.
+one setting of the optimizer at its usual value and nothing else changed, the loss fell. Or the loss has left its level,
+and the momentum is 1 or more.
 
 Why: a momentum of 1 or more adds up all gradients for ever. A weight decay that is large against the learning rate
 throws the weights from one side of zero to the other. Betas far from the usual ones scale the updates wrongly.
