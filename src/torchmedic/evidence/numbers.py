@@ -8,6 +8,8 @@ import time
 from types import FrameType
 from typing import Literal
 
+import msgspec
+
 from torchmedic.detect.failures.nonfinite import NonFinite
 from torchmedic.evidence.divergence import Divergence
 from torchmedic.evidence.weight_stand_ins import ExchangedWeights, leaf_name
@@ -17,6 +19,7 @@ from torchmedic.observe.step.tensors import tensors_in
 from torchmedic.records import Safety, Treatment
 from torchmedic.records.numbers import TriedCure
 from torchmedic.replay.isolation.outside_world import Refused
+from torchmedic.replay.isolation.redraws import has_generators
 from torchmedic.replay.step.captured_values import SecondPass
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.runner import Runner
@@ -33,6 +36,9 @@ from torchmedic.source.user_code import user_frame
 Victim = Literal["loss", "gradient"]
 
 _TIME_LIMIT_SECONDS = 120.0
+_MAX_REDRAWS = 64
+_REDRAW_SECONDS = 8.0
+_OTHER_DRAWS = "your step, with other draws"
 _MAX_TRIED = 12  # cures without success that are kept for the report
 OF_UPDATE = ("rate", "update")  # incidents of several steps or of the optimizer: the step was finite
 
@@ -145,8 +151,30 @@ class NumbersEvidence:
             runner.frozen = self.played.drew_random
             if not self.replay_once() or self._is_good():
                 return
-        if not self.births:
+        if not self.births and not self._draw_again(runner):
             self.why_not = "the replayed step was finite"
+
+    def _draw_again(self, runner: Runner) -> bool:
+        """Run a step that draws its data from generators of the user's with other draws, until it fails like the step.
+
+        The values are others than those of the step, and the replay is not faithful; the line is the same.
+        """
+        if self.faithful is not False or self.played is None or not has_generators(self.played.namespace):
+            return False
+        usual, until = runner.takes_over, min(self.deadline, time.monotonic() + _REDRAW_SECONDS)
+        runner.takes_over = False
+        for runner.seed in range(_MAX_REDRAWS):
+            if time.monotonic() > until:
+                break
+            played = runner.play()
+            if played.error is not None and not self._is_expected(played.error):
+                break
+            if played.loss_finite == self.loss_is_bad or (played.loss_finite and played.gradients_finite is not False):
+                continue
+            if self.replay_once() and self.births:
+                return True
+        runner.seed, runner.takes_over = None, usual
+        return False
 
     def replay_once(self) -> bool:
         """Replay the step under the microscope as its runner is set up; whether the replay came to its end."""
@@ -170,6 +198,8 @@ class NumbersEvidence:
         other_weights = self.weights is not None and not (self.weights.are_real and self.faithful)
         if other_weights or played.stood_in or played.answered:
             self.faithful = None  # with other weights the loss is another one
+        if runner.seed is not None:
+            self.faithful = False
         return True
 
     def replay_with_values(self, op: Op | None) -> Captured | None:
@@ -283,6 +313,11 @@ class NumbersEvidence:
             return not math.isfinite(self.incident.loss)
         return self.victim == "loss" if self.births else self.incident.quantity == "loss"
 
+    @property
+    def is_redrawn(self) -> bool:
+        """Whether the replayed step drew other data than the step, from random generators of the user's."""
+        return self.step is not None and self.step.runner.seed is not None
+
     # Cures
 
     def trial(
@@ -300,12 +335,16 @@ class NumbersEvidence:
         spot, step = spot or self.spot, self.trial_step
         if spot is None or step is None or time.monotonic() > self.deadline:
             return None
-        is_known = not self.loss_is_bad and not self.agent.finite.losses.is_scaled and self.has_own_weights
+        is_redrawn = step.runner.seed is not None
+        is_known = (
+            not is_redrawn and not self.loss_is_bad and not self.agent.finite.losses.is_scaled and self.has_own_weights
+        )
         loss = self.incident.loss if is_known else None
         verdict = attempt(step, Edit(spot, text), close_loss=loss, same_values=same_values)
         if not verdict.passed and verdict.patch and len(self.tried) < _MAX_TRIED:
             self.tried.append(TriedCure(title=title, result=verdict.result, patch=verdict.patch))
-        return treatment(title, verdict, safety=safety)
+        found = treatment(title, verdict, safety=safety)
+        return msgspec.structs.replace(found, tried_on=_OTHER_DRAWS) if found is not None and self.is_redrawn else found
 
     @property
     def trial_step(self) -> Step | None:

@@ -22,7 +22,7 @@ class Runner:
     def __init__(self, weight: torch.Tensor, error: BaseException | None = None) -> None:
         self.modules: list[torch.nn.Module] = []
         self.parameters, self.loose_leaves = [weight], []
-        self.takes_over, self.replays, self._error = False, 0, error
+        self.takes_over, self.seed, self.replays, self._error = False, None, 0, error
 
     def play(self, scope: Any) -> Any:
         self.replays += 1

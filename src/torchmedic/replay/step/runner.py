@@ -22,6 +22,7 @@ from torchmedic.observe.step.tensors import parameters_of, tensors_in
 from torchmedic.replay.isolation.alarm import Alarm
 from torchmedic.replay.isolation.endings import let_go
 from torchmedic.replay.isolation.outside_world import Refused, refusals, unfilled
+from torchmedic.replay.isolation.redraws import redrawn
 from torchmedic.replay.isolation.sandbox import (
     GRACE,
     SHADOW_LIMIT,
@@ -80,6 +81,9 @@ class Runner:
         self.ends_at_exchange = False  # whether the step ends where gradients are exchanged with other ranks by hand
         self.answers_exchanges = False  # whether this rank stands in for the others where they are asked before that
         self.thorough = 0.0  # seconds in which the replay makes sure that it leaves nothing behind, or else raises
+        self.seed: int | None = (
+            None  # of the user's own random generators, where other draws than the step's are wanted
+        )
         self.shadow: Shadow | None = None  # runs the step on the CPU, where its device is lost
 
     @property
@@ -157,6 +161,8 @@ class Runner:
                 stack.enter_context(shaded(self.shadow, self._notes))
             else:
                 rewind_rng(self._notes)
+            if self.seed is not None:
+                stack.enter_context(redrawn(namespace, self.seed))
             for device, dtype in self._notes.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             seconds = self._seconds if self.shadow is None else SHADOW_LIMIT

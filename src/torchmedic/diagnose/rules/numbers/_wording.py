@@ -104,7 +104,9 @@ def finish(draft: Draft, evidence: NumbersEvidence) -> Draft:
     if not evidence.loss_is_bad and incident.loss is not None and math.isfinite(incident.loss):
         draft.because(f"the loss itself is finite: {number(incident.loss)}")
     draft.because(evidence.history)
-    if evidence.faithful is False and evidence.played is not None:
+    if evidence.is_redrawn:
+        draft.because("the step draws its data from a random generator of its own: it was run with other draws")
+    elif evidence.faithful is False and evidence.played is not None:
         roots = [root.detach() for root in evidence.played.roots if root.numel() == 1]
         draft.because(
             f"the replayed loss is {number(float(roots[-1].item()))} where the step had {number(incident.loss)}: "
