@@ -274,7 +274,7 @@ class Batches:
     @property
     def files(self) -> int:
         """How many files the last batch keeps open: one for each tensor that a worker sent, unless it was copied."""
-        source = self._source() if self._source is not None else None
+        source = reference() if (reference := self.origin[1]) is not None else None
         if self.kept is None or type(source) is not _MultiProcessingDataLoaderIter or source._pin_memory:
             return 0
         return self.kept.count if get_sharing_strategy() == "file_descriptor" else 0
