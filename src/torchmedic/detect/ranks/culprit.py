@@ -119,10 +119,12 @@ def _loops_kept(difference: Difference) -> tuple[set[tuple[str, int]], set[tuple
 
 
 def _have_left_loop(difference: Difference) -> bool:
-    """Whether the others have left a loop in which the culprits go on, with a call that depends on no `if`."""
+    """Whether the others have left a loop in which the culprits go on, and no `if` or exit leads to either call."""
+    call, expected = difference.call, difference.expected
+    if call is None or expected is None or deciding_branch(call, expected) or deciding_branch(expected, call):
+        return False
     own_loops, other_loops = _loops_kept(difference)
-    is_free = difference.call is not None and deciding_branch(difference.call, difference.expected) is None
-    return is_free and other_loops < own_loops
+    return other_loops < own_loops and not any(exits_before(frame.file, frame.line) for frame in expected.frames)
 
 
 def _went_past(difference: Difference, states: Sequence[RankState]) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from torchmedic.detect.ranks.left_out_models import model_left_out
+from torchmedic.detect.ranks.left_out_models import exchanging_line, model_left_out
 from torchmedic.records import StackFrame
 from torchmedic.records.rank_facts import JobFacts, RankFacts, WeightSample
 from torchmedic.records.ranks import Collective, RankLog
@@ -106,6 +106,8 @@ def _of_first_model(job: JobFacts) -> Drift | None:
         line = _context(first.unsynced, "no_sync") or first.unsynced[0]
     if why == "one-rank":
         line = next(frame for call in _calls(job.logs[0], "reduce") for frame in call.frames)
+    if why == "left-out":
+        line = exchanging_line(job.logs[0], first.shapes) or line
     if why == "early":
         line = next((each for each in first.early if _is_beside(each, first.updating)), first.early[0])
     exchanges = tuple((each.rank, _sample(each, last).exchanges) for each in facts)

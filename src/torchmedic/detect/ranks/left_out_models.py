@@ -1,13 +1,16 @@
-"""A model that each rank trains by itself, beside another one whose gradients are exchanged."""
+"""Weights that each rank trains by itself, beside others whose gradients are exchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from torchmedic.records import StackFrame
 from torchmedic.records.rank_facts import JobFacts, RankFacts, TrainedModel
 from torchmedic.records.ranks import MARKS, WRAPPED, Collective, RankLog
+from torchmedic.source.branches import branches_around, exits_before, loops_around
 
 _MIN_DIFFERENCE = 1e-4  # of the size of a weight
 _MIN_TURNS = 4  # updates of each model among the first ones
@@ -101,3 +104,15 @@ def _exchanges_hidden_states(facts: RankFacts, log: RankLog) -> bool:
 
 def _calls(log: RankLog) -> list[Collective]:
     return [call for call in log.calls if not call.native and call.op not in MARKS and call.op != WRAPPED]
+
+
+def exchanging_line(log: RankLog, shapes: Sequence[tuple[int, ...]]) -> StackFrame | None:
+    """The line that exchanges gradients; in a loop over parameters, that of the `if` that skips some of them."""
+    found = (call for call in reversed(log.calls) if call.op == "all_reduce" and set(call.shapes) & set(shapes))
+    frame = next((call.frames[0] for call in found if call.frames), None)
+    loop = next(iter(loops_around(frame.file, frame.line)), None) if frame is not None else None
+    if frame is None or loop is None or "param" not in loop.header:
+        return frame
+    skips = (*exits_before(frame.file, frame.line), *branches_around(frame.file, frame.line))
+    inside = [each.line for each in skips if loop.line < each.line <= loop.end and "grad" not in each.test]
+    return msgspec.structs.replace(frame, line=inside[0] if inside else loop.line)

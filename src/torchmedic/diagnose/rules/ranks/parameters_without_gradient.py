@@ -26,12 +26,12 @@ from torchmedic.records import Location, Treatment
 from torchmedic.replay.step.lone_rank import CannotStandIn, two_steps
 from torchmedic.replay.step.result import ReplayResult
 from torchmedic.replay.step.trial import describe, passes
-from torchmedic.source.branches import branches_around, exits_before
+from torchmedic.source.branches import branches_around, exits_before, nodes_around
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.freezes import where_frozen
 from torchmedic.source.lookup.layer_construction import built_at, class_node
 from torchmedic.source.segment.cut import CannotCut
-from torchmedic.source.syntax import nodes_in, syntax_tree
+from torchmedic.source.syntax import callee, nodes_in, syntax_tree
 from torchmedic.source.user_code import is_user_file
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -44,6 +44,7 @@ _SETTINGS = {  # how the argument is called in libraries that wrap the model
     "accelerate": "`DistributedDataParallelKwargs(find_unused_parameters=True)` among `kwargs_handlers`",
 }
 _MAX_NAMED = 6  # parameters
+_WITHOUT_GRADIENT = frozenset({"no_grad", "inference_mode"})
 
 
 @rule("TM706", "parameters-without-gradient")
@@ -79,7 +80,9 @@ def check(evidence: RaisedEvidence) -> Draft | None:
         draft.because(f"no gradient: {', '.join(f'`{name}`' for name in names[:_MAX_NAMED])}")
     draft.because(f"find_unused_parameters={wrapper.find_unused_parameters}, static_graph={wrapper.static_graph}")
     draft.treat(*_treatments(evidence, wrapper, names, is_frozen=is_frozen, is_replaced=bool(replaced)))
-    if not is_frozen and not replaced:
+    if "no_grad" in why:
+        draft.help("freeze these layers before the model is wrapped: `requires_grad_(False)`")
+    elif not is_frozen and not replaced:
         draft.help("or let the layers take part in every loss, for example by adding `0.0 * output.sum()`")
     return draft
 
@@ -209,7 +212,9 @@ def _skipped(root: torch.nn.Module, layers: list[str], evidence: RaisedEvidence)
                 line, test = around[0]
                 where = place("cause", file, line, f"`{layer}` is used only in one branch of this")
                 return where, f"the use of `{layer}` depends on `if {test}`, and the last step went the other way"
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            if _is_without_gradient(file, node.lineno):
+                why = f"`{layer}` runs under `no_grad`, so no gradient comes to it, and nothing has frozen it"
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 chosen = ast.unparse(node.func.slice)
                 why = f"`{chosen}` chooses one element of the container, and the last step did not choose `{layer}`"
             else:
@@ -219,6 +224,13 @@ def _skipped(root: torch.nn.Module, layers: list[str], evidence: RaisedEvidence)
         if built is not None:
             return msgspec.structs.replace(built, role="cause"), f"`{layer}` is built and never used"
     return None, ""
+
+
+def _is_without_gradient(file: str, line: int) -> bool:
+    """Whether a `with` around a line switches gradients off."""
+    items = [item for node in nodes_around(file, line) if isinstance(node, ast.With) for item in node.items]
+    contexts = [each.context_expr for each in items]
+    return any(isinstance(each, ast.Call) and callee(each) in _WITHOUT_GRADIENT for each in contexts)
 
 
 def _choices(file: str, use: ast.expr) -> list[tuple[int, str]]:
@@ -241,10 +253,15 @@ def _uses(root: torch.nn.Module, layer: str) -> Iterator[tuple[str, ast.expr]]:
     else:
         is_container = False
     written = class_node(type(owner))
+    if parent and type(owner) is torch.nn.Sequential:  # it is used as a whole
+        yield from _uses(root, parent)
     if written is None or not is_user_file(written[0]):
         return
+    made = {id(node) for each in written[1].body if getattr(each, "name", "") == "__init__" for node in ast.walk(each)}
     for node in ast.walk(written[1]):
-        if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load):
+        if not isinstance(node, ast.Attribute) or id(node) in made:
+            continue
+        if node.attr == attribute and isinstance(node.ctx, ast.Load):
             if not is_container:
                 yield written[0], node
             element = layer.rpartition(".")[2]

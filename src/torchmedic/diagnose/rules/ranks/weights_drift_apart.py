@@ -212,6 +212,8 @@ def _label(drift: Drift) -> str:
         return "the model is wrapped here, and this weight was frozen at that time"
     if drift.why == "early":
         return "the gradients of the step are not computed yet"
+    if drift.why == "left-out":
+        return "this exchange leaves the gradient out"
     if drift.why == "one-rank":
         return "one rank gets the sum, and the others keep something else"
     return "each rank updates its own weights here"
