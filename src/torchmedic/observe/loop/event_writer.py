@@ -84,15 +84,16 @@ class EventWriter(Habits):
 
     @contained("observe.habits")
     def zero_begins(self, owner: Any, frame: FrameType) -> None:
-        self._add("zero", self.number(owner), frame)
+        number = self.number_inside(owner, self.optimizers)
+        self._add("zero", number, frame)
         for watched in self.optimizers.values():
             optimizer = watched.optimizer
-            if optimizer is not None and (optimizer is owner or isinstance(owner, torch.nn.Module)):
+            if optimizer is not None and (watched.number == number or isinstance(owner, torch.nn.Module)):
                 watched.thrown_away.clearing(optimizer)
 
     @contained("observe.habits")
     def zero_ended(self, owner: Any) -> None:
-        self._add("zero done", self.number(owner), None)
+        self._add("zero done", self.number_inside(owner, self.optimizers), None)
 
     @contained("observe.habits")
     def backward_begins(self, roots: Any, frame: FrameType) -> None:

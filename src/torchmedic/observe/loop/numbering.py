@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any
 
+from torchmedic.observe.loop.events import Watched
 from torchmedic.source.objects.weak_table import WeakTable
 from torchmedic.source.spots import NOWHERE, Place
 from torchmedic.source.user_code import outside_torch, user_frame
@@ -32,6 +34,16 @@ class Numbering:
             self._objects[number] = weakref.ref(thing, functools.partial(self._objects.pop, number))
         except TypeError:  # a list, as a dataset: it gets a number, and is not found by it
             self._unheld[id(thing)] = number
+        return number
+
+    def number_inside(self, owner: Any, optimizers: Mapping[int, Watched]) -> int:
+        """The number of an object; of the optimizer inside of a wrapper that has taken its groups, as Lightning's."""
+        number = self.number(owner)
+        groups = getattr(owner, "param_groups", None)
+        if groups is not None and number not in optimizers:
+            for watched in optimizers.values():
+                if getattr(watched.optimizer, "param_groups", None) is groups:
+                    return watched.number
         return number
 
     def thing(self, number: int) -> Any:
