@@ -109,7 +109,7 @@ def present_step_again(frame: FrameType | None, agent: StepContext, stage: Updat
         return None
     trajectory = Trajectory(windows[0], units, frame, agent, is_rehearsed=True)
     course = trajectory.run(AS_IT_WAS) if trajectory.is_affordable(_MIN_COURSES, _SECONDS_OF_STANDSTILL) else None
-    if course is None or not course.is_finite or abs(course.losses[-1] / course.losses[0] - 1) > _STILL:
+    if course is None or not course.is_finite or not course.losses[-1] > (1 - _STILL) * course.losses[0] > 0:
         return None
     return Divergence(trajectory, course, course)
 

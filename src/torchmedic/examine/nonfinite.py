@@ -24,6 +24,7 @@ from torchmedic.evidence.spoiled_weights import trace_back
 from torchmedic.examine.held_step import hold
 from torchmedic.examine.publication import publish_finding
 from torchmedic.observe.context import ProcessContext, StepContext
+from torchmedic.observe.numbers.loss_trend import ABSURD
 from torchmedic.observe.stages import Finding, Quantity, UpdateStage
 from torchmedic.observe.step.tensors import tensors_in_frames
 from torchmedic.records import Diagnosis
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_NODES = 12
 _MAX_WINDOWS = 3  # of steps that are run again until one shows why a loss has grown
+_GROWN = 3.0  # times the first loss
 _SECONDS_OF_EARLY_QUESTION = 5.0  # per copy: the loss may well come back, and the run waits
 _MAX_CODE = 80  # characters
 _MAX_INPUTS = 4
@@ -114,6 +116,11 @@ def _explain_growth(incident: NonFinite, frame: FrameType, agent: ProcessContext
     evidence = NumbersEvidence.at_frame(incident, frame, agent)
     rules = registry.DIVERGED
     memory = agent.finite.memory
+    if _was_huge_at_first(incident, agent):  # no update has made it so
+        evidence.replay_once()
+        diagnosis = ask(evidence, registry.DIVERGED)
+        if diagnosis is not None:
+            return Finding(replace(diagnosis, severity="warning"))
     within = MAX_SECONDS if memory.is_lost or memory.is_far else _SECONDS_OF_EARLY_QUESTION
     found = _divergences(frame, agent, incident.stage, beyond_doubt=True, within=within)
     for divergence, evidence.why_no_divergence in itertools.islice(found, _MAX_WINDOWS):
@@ -128,6 +135,13 @@ def _explain_growth(incident: NonFinite, frame: FrameType, agent: ProcessContext
         evidence.replay_once()
     diagnosis = ask(evidence, rules)
     return Finding(replace(diagnosis, severity="warning")) if diagnosis is not None else None
+
+
+def _was_huge_at_first(incident: NonFinite, agent: ProcessContext) -> bool:
+    """Whether the loss was absurd before the first update, and has not grown since."""
+    losses = [abs(loss) for loss in incident.losses]
+    is_whole = 0 < agent.clock.updates <= len(losses)
+    return is_whole and losses[0] > ABSURD and max(losses) < _GROWN * losses[0]
 
 
 def _explain_standstill(incident: NonFinite, frame: FrameType, agent: ProcessContext) -> Finding | None:

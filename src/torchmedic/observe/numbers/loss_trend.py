@@ -17,7 +17,7 @@ RISE = 3.0  # times its usual size: a loss that rises
 _FIRST_LOSSES = 8
 _LOST = 1e4  # times the smallest of the first losses
 _LOST_SIZE = 100.0
-_ABSURD = 1e18  # a loss that is lost whatever the first ones were
+ABSURD = 1e18  # a loss that is lost whatever the first ones were
 _FAR = 8.0  # times the lowest level that the loss has had
 _FAR_OF_FIRST = 0.5  # of the first loss: all that was learned is lost
 _FAR_BELOW_ZERO = 8.0  # times the size of the first loss
@@ -46,7 +46,7 @@ class LossTrend:
         self._lowest = min(self._lowest, self.usual)
         if len(self._first) < _FIRST_LOSSES:
             self._first.append(loss)
-            self.limit = min(max(_LOST_SIZE, _LOST * min(map(abs, self._first))), _ABSURD)
+            self.limit = min(max(_LOST_SIZE, _LOST * min(map(abs, self._first))), ABSURD)
         self.lost = self.lost + 1 if size > self.limit else 0
         self.stuck = self.stuck + 1 if self._is_stuck(loss) else max(0, self.stuck - _DIP)
         self.far = self.far + 1 if self._is_far(loss) else max(0, self.far - _DIP)

@@ -50,7 +50,8 @@ def sign_of_loss(loss: torch.Tensor, scope: Microscope) -> LossSign:
 
 def has_no_lower_bound(loss: torch.Tensor, term: Term, scope: Microscope) -> bool:
     """Whether a term of a loss is never positive, and nothing bounds its size."""
-    node, turns = loss.grad_fn, 1
+    node: Any = loss.grad_fn
+    turns = 1
     for at in term.path:
         name = name_of(node)
         if name in ("Mul", "Div") and len(node.next_functions) > 1:

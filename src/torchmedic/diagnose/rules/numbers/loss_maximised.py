@@ -111,7 +111,7 @@ def _sunk(evidence: NumbersEvidence) -> Draft | None:
     A difference of two terms without a weight, as of energies, may be meant to fall below zero.
     """
     scope, played, optimizers = evidence.scope, evidence.played, evidence.incident.optimizers
-    if scope is None or played is None or len(optimizers) != 1:
+    if scope is None or played is None or evidence.has_stand_ins or len(optimizers) != 1:
         return None  # an adversary may be meant to fail
     groups = optimizers[0].param_groups
     roots = [root for root in played.roots if root.numel() == 1]
