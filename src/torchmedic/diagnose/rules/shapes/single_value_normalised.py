@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
@@ -47,6 +48,13 @@ def check(evidence: RaisedEvidence) -> Draft | None:
     batch = incomplete_batch(evidence)
     is_last = batch is not None and batch[0] == 1
     loader = loader_call("cause", "its last batch has 1 sample", keyword="batch_size") if is_last else None
+    # Under `vmap` each sample comes alone, whatever the batch: another layer is wanted.
+    built = built_here(evidence, layer, "takes its statistics over a batch, and `vmap` hands out single samples")
+    in_vmap = any(each.function == "vmap_impl" and not each.is_user for each in evidence.frames)
+    if built is not None and over_batch and in_vmap:
+        draft.at(msgspec.structs.replace(built, role="cause"))
+        draft.at(*evidence.at_user_line("surfaced", f"{shape(given)}: 1 value per channel"))
+        return draft.help("take a layer that needs no batch: `nn.GroupNorm` or `nn.LayerNorm`")
     draft.at(loader, *evidence.at_user_line("surfaced" if loader else "cause", f"{shape(given)}: 1 value per channel"))
     draft.at(
         made_here(evidence, given, f"becomes {shape(given)}"), built_here(evidence, layer, "the layer is built here")
