@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from running import clean_environment
 
+from torchmedic.assist.reading import source_context
 from torchmedic.cli import main
 from torchmedic.errors import UnreadableRun
 from torchmedic.observe.step import blackbox
@@ -465,3 +466,21 @@ def test_an_output_of_ascii_gets_escapes(tmp_path: Path, form: str, monkeypatch:
     assert r"\u00f6\u00dfe \ud83d\ude00" in said
     if form == "json":
         assert json.loads(said)["diagnoses"][0]["message"] == message
+
+
+def test_an_assistant_is_shown_no_file_outside_of_its_folder(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    run = write_run(base / "run")
+    (base / "train.py").write_text("inside = 1\n")
+    (tmp_path / "private.py").write_text("secret = 1\n")
+    (tmp_path / "private.txt").write_text("secret = 1\n")
+    (run / "linked.py").symlink_to(tmp_path / "private.txt")
+    (run / "other.py").symlink_to(tmp_path / "private.py")
+    names = ("train.py", "../private.py", str(tmp_path / "private.py"), "run/linked.py", "run/other.py")
+    places = tuple(Location(role="cause", file=name, line=1, code="") for name in names)
+    files.write_report(run, Report(diagnoses=(msgspec.structs.replace(FOUND, locations=places),)))
+
+    shown = source_context(run, base, 0, 8)
+
+    assert "inside = 1" in shown
+    assert "secret" not in shown

@@ -600,7 +600,99 @@ for step in range(60):
 print(digest(model))
 """
 
+# Hooks for saved tensors see what the script saves and what its backward passes read, and no look at the graph.
+PACKED = """
+from torch.utils.checkpoint import checkpoint
+
+seen = []
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(8):
+    x = torch.randn(16, 8, requires_grad=step % 2 == 1)
+    optimizer.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: seen.append("pack") or tensor, lambda packed: seen.append("unpack") or packed
+    ):
+        out = checkpoint(model, x, use_reentrant=False) if step % 2 else model(x)
+        loss = F.mse_loss(out.squeeze(1), x.detach().sum(1))
+    loss.backward()
+    optimizer.step()
+    print(step, len(seen))
+print(seen)
+print(digest(model))
+"""
+
+# `torch.jit.trace` takes down every operation, also one of which nothing is left in the graph but a number.
+TRACED = """
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    if step % 2:
+        print(torch.jit.trace(model.eval(), torch.ones(2, 8)).graph)
+        model.train()
+"""
+
+# There is one faulthandler per process. A script asks whether it is on, and gets the stacks where it wants them.
+FAULTHANDLER = """
+import faulthandler, os, signal, tempfile
+
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # of Python 3.13
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def train():
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+
+
+train()
+print(faulthandler.is_enabled(), faulthandler.disable(), faulthandler.is_enabled())
+print([pickle.loads(pickle.dumps(each)) is each for each in (faulthandler.enable, faulthandler.is_enabled)])
+print(faulthandler.is_enabled.__doc__, faulthandler.enable.__name__)
+with tempfile.TemporaryFile() as file:
+    faulthandler.enable(file=file, all_threads=False)
+    train()
+    print(faulthandler.is_enabled())
+    if os.fork() == 0:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    print(os.wait()[1] & 127)
+    file.seek(0)
+    print(file.read().decode().splitlines()[0])
+    print(faulthandler.disable(), faulthandler.is_enabled(), faulthandler.disable())
+try:
+    faulthandler.enable(file="nothing")
+except Exception as error:
+    print(type(error).__name__, faulthandler.is_enabled())
+"""
+
+# A file of torchmedic that a forked child takes over from its parent is no file that the script has left open.
+LEFT_OPEN = """
+import os
+
+warnings.simplefilter("error", ResourceWarning)
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # of Python 3.13
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x in DataLoader([torch.ones(8)] * 8, batch_size=2, num_workers=2):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+if os.fork() == 0:
+    sys.exit()
+print(os.wait()[1])
+"""
+
 SCRIPTS = {
+    "hooks for saved tensors": PACKED,
+    "traced": TRACED,
+    "faulthandler": FAULTHANDLER,
+    "files of a forked child": LEFT_OPEN,
     "carried values": CARRIED,
     "fed by a thread": FED_BY_A_THREAD,
     "streams": STREAMS,

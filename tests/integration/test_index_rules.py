@@ -268,6 +268,19 @@ save(nn.Linear(1000, 1000))
         "`checkpoint.pt` could not be written",
         ("3.8 MiB of tensors", "incomplete"),
     ),
+    "output-on-a-full-disk-beside-a-file-with-room": (
+        "TM830",
+        """
+import os, sys
+log = open("log.txt", "w")
+os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+for step in range(3):
+    log.write("a line")
+    print("a line", flush=True)  # <- cause
+""",
+        "`/dev/full` could not be written",
+        (),
+    ),
     "forward-of-itself": (
         "TM840",
         """

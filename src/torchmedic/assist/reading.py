@@ -70,7 +70,10 @@ def incident(report: Report, number: int) -> Diagnosis:
 
 
 def source_context(folder: Path, base: Path, number: int, lines: int) -> str:
-    """The source around every place that a diagnosis names. Only files that the report names are read.
+    """The source around every place that a diagnosis names.
+
+    Read are only Python files that the report names and that lie below `base`. A report that somebody has mailed may
+    name any file of this machine, or be a link to one.
 
     Raises:
         UsageError: There is no such diagnosis.
@@ -88,9 +91,12 @@ def _context(place: Location, base: Path, around: int) -> str:
     path = base / place.file
     head = f"{place.file}:{place.line} ({place.role}{': ' + place.label if place.label else ''})"
     try:
-        if path.suffix != ".py" or path.stat().st_size > _MAX_FILE_BYTES:
+        real = path.resolve()
+        if not real.is_relative_to(base.resolve()):
+            return f"{head}\nthe file is outside of {base}"
+        if real.suffix != ".py" or real.stat().st_size > _MAX_FILE_BYTES:
             return head
-        is_file = path.is_file()
+        is_file = real.is_file()
     except (OSError, ValueError):  # ValueError: a name that no file can have
         is_file = False
     if not is_file:

@@ -7,6 +7,8 @@ import threading
 import warnings
 from pathlib import Path
 
+import msgspec
+
 from torchmedic.detect.failures.device_errors import device_fault_of
 from torchmedic.detect.failures.echoes import ask_other_ranks, is_echo
 from torchmedic.detect.failures.exceptions import raised
@@ -26,12 +28,13 @@ from torchmedic.examine.held_step import hold
 from torchmedic.examine.lost_device import explain_loss
 from torchmedic.examine.nonfinite import older_origin, runaway_before
 from torchmedic.observe.context import ProcessContext
-from torchmedic.records import Diagnosis
+from torchmedic.records import Diagnosis, Grade
 from torchmedic.replay.step.step import Step, from_traceback, through_backward
 from torchmedic.repro import recorder
 from torchmedic.runfolder.files import next_diagnosis, release, write_diagnosis
 from torchmedic.source.live_frames import frames_of_traceback
 from torchmedic.source.segment.cut import CannotCut
+from torchmedic.source.user_code import has_changed, is_user_file, relative
 
 
 def explain_exception(error: BaseException, agent: ProcessContext) -> None:
@@ -48,9 +51,22 @@ def explain_exception(error: BaseException, agent: ProcessContext) -> None:
         explained = _explain(error, agent)
         if explained is not None:
             diagnosis, trials = explained
+            diagnosis = _without_changed_lines(diagnosis, error)
             _try_and_write(error, diagnosis, trials, folder)
             if trials is None:  # memory is short otherwise
                 hold(lambda: _failing_step(error, agent), diagnosis, agent)
+
+
+def _without_changed_lines(diagnosis: Diagnosis, error: BaseException) -> Diagnosis:
+    """A diagnosis that tells of files which the user has edited since they were imported, as their lines are shown."""
+    codes = {frame.f_code for frame, *_ in frames_of_traceback(error.__traceback__)}
+    changed = {relative(code.co_filename) for code in codes if is_user_file(code.co_filename) and has_changed(code)}
+    changed &= {place.file for place in diagnosis.locations}
+    notes = (
+        f"{file} was changed during the run: the lines shown may not be those that ran" for file in sorted(changed)
+    )
+    grade: Grade = "likely" if changed and diagnosis.grade == "proven" else diagnosis.grade
+    return msgspec.structs.replace(diagnosis, grade=grade, evidence=(*diagnosis.evidence, *notes))
 
 
 def _failing_step(error: BaseException, agent: ProcessContext) -> Step:

@@ -92,6 +92,27 @@ def _start_agent():
         for home in appended:
             if home in sys.path:
                 sys.path.remove(home)
+        if appended:
+            sys.meta_path.append(_LateFinder(appended))
+
+
+class _LateFinder:
+    """Finds what torchmedic imports later, where it is in an environment of its own: for nobody else."""
+
+    def __init__(self, homes):
+        self._homes = homes
+
+    def find_spec(self, name, path=None, target=None):
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+            frame = frame.f_back
+        if path is not None or frame is None:
+            return None
+        if not any(frame.f_code.co_filename.startswith(os.path.join(home, "")) for home in self._homes):
+            return None
+        from importlib.machinery import PathFinder
+
+        return PathFinder.find_spec(name, self._homes)
 
 
 def _is_shadowed():
@@ -152,7 +173,7 @@ def _hide(variables):
 
 _RUN_DIR = os.environ.get("TORCHMEDIC_RUN_DIR")
 # The folder of torchmedic, and those of its dependencies.
-_HOMES = os.environ.get("TORCHMEDIC_HOME", "").split(os.pathsep)
+_HOMES = [home for home in os.environ.get("TORCHMEDIC_HOME", "").split(os.pathsep) if home]
 _PACKAGES = ("torchmedic", "msgspec", "psutil", "rich", "safetensors")
 
 

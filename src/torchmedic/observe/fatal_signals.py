@@ -11,6 +11,7 @@ import platform
 import signal
 import struct
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchmedic.contained import contained
@@ -18,9 +19,9 @@ from torchmedic.observe.failures import worker_failures
 from torchmedic.observe.heap import worker_growth_watch
 from torchmedic.observe.memory import headroom
 from torchmedic.observe.step.blackbox import BlackBox
-from torchmedic.runfolder.descriptors import out_of_the_way
+from torchmedic.runfolder.descriptors import open_to_the_end
 from torchmedic.runfolder.files import STACKS
-from torchmedic.runfolder.layout import new_file, new_folder
+from torchmedic.runfolder.layout import new_folder
 
 if TYPE_CHECKING:
     from torchmedic.observe.agent import Agent
@@ -28,7 +29,23 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _DEFAULT, _IGNORED = 0, 1
+_ENABLE, _DISABLE, _IS_ENABLED = faulthandler.enable, faulthandler.disable, faulthandler.is_enabled
 _SA_SIGINFO = 4
+
+
+class _OfTheUser:
+    """Stands for a function of `faulthandler`, and is pickled as it. A script asks whether a dump of its own is on."""
+
+    def __init__(self, original: Callable[..., Any], signals: FatalSignals) -> None:
+        functools.update_wrapper(self, original)
+        self._original = original
+        self._signals = signals
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._signals.answer(self._original, args, kwargs)
+
+    def __reduce__(self) -> str:
+        return self._original.__name__
 
 
 class FatalSignals:
@@ -48,16 +65,33 @@ class FatalSignals:
         folder = self._run / STACKS
         new_folder(folder, exist_ok=True)
         # The file is also how the parent learns of this process.
-        self._stacks = os.fdopen(
-            out_of_the_way(new_file(folder / f"{os.getpid()}.txt")), "wb", buffering=0
-        )  # open to the end
+        self._stacks = open_to_the_end(folder / f"{os.getpid()}.txt")
         self._path = folder / f"{os.getpid()}.txt"
         # A faulthandler of the user's own writes where the user wants it; there is only one per process.
-        if not faulthandler.is_enabled():
-            faulthandler.enable(self._stacks, all_threads=True)
-            self._catches = True
+        if not _IS_ENABLED():
+            self._take()
+            if not isinstance(faulthandler.enable, _OfTheUser):  # as in a parent that has forked
+                for original in (_ENABLE, _DISABLE, _IS_ENABLED):
+                    setattr(faulthandler, original.__name__, _OfTheUser(original, self))
         if not self._agent.listener.forked:
             contained("observe.signal_origin")(self.origin.install)()
+
+    def _take(self) -> None:
+        _ENABLE(self._stacks, all_threads=True)
+        self._catches = True
+
+    def answer(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function of `faulthandler` does and says where torchmedic's own dump does not exist."""
+        if original is _ENABLE:
+            _ENABLE(*args, **kwargs)
+            self._catches = False
+            return None
+        if self._catches:
+            return False
+        result = original(*args, **kwargs)
+        if original is _DISABLE:
+            contained("observe.stacks")(self._take)()
+        return result
 
     def share_with_workers(self) -> None:
         """Have both handlers in a DataLoader worker, where torch sets its own for the same signals."""
@@ -70,10 +104,10 @@ class FatalSignals:
         def both(*args: Any, **kwargs: Any) -> Any:
             ours = self._catches
             if ours:
-                faulthandler.disable()
+                _DISABLE()
             result = original(*args, **kwargs)
             if ours:
-                faulthandler.enable(self._stacks, all_threads=True)
+                self._take()
             if self._agent.listener.forked:
                 contained("observe.worker")(worker_failures.end_with_parent)()
             contained("observe.worker")(headroom.reserve)(for_thread=True)
@@ -107,7 +141,7 @@ class FatalSignals:
     def let_go(self) -> None:
         """Write no more stacks."""
         if self._catches:
-            faulthandler.disable()
+            _DISABLE()
             self._catches = False
 
     def child_ended_well(self) -> None:

@@ -28,6 +28,7 @@ from torchmedic.recovery.random_calls import generator_states
 from torchmedic.recovery.room import free_unused_memory
 from torchmedic.recovery.rows import CannotSplit, RowCall, settings_of
 from torchmedic.recovery.split_trial import NoMemory, Verdict, tried
+from torchmedic.source.objects.graph import packs_saved_tensors
 
 if TYPE_CHECKING:
     from torchmedic.recovery.session import Session
@@ -235,7 +236,7 @@ class SplitCalls:
             raise CannotSplit("gradients of gradients were asked for")
         if isinstance(module, _WRAPPERS):
             raise CannotSplit("other ranks or devices take part in it")
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None or torch._C._get_tracing_state():
+        if packs_saved_tensors() or torch._C._get_tracing_state():
             raise CannotSplit("it runs inside of a checkpoint, or of other hooks for saved tensors")
         if self._session.level == "safe" and is_in_line_search(sys._getframe()):
             raise CannotSplit("LBFGS calls it, which decides by small differences (--recover all allows it)")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import resource
+from pathlib import Path
+
+from torchmedic.runfolder.layout import new_file
 
 _FIRST = 3  # above the standard streams, one of which the script may have closed
 _HIGHEST = 1024  # numbers up to here are good for `select` as well
@@ -28,3 +32,10 @@ def out_of_the_way(descriptor: int) -> int:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST)
     finally:
         os.close(descriptor)
+
+
+def open_to_the_end(path: Path) -> io.FileIO:
+    """A new file that is never closed: neither with a ResourceWarning in a forked child, nor under a number that a file
+    of the script has by then.
+    """
+    return io.FileIO(out_of_the_way(new_file(path)), "wb", closefd=False)

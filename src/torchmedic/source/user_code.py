@@ -8,7 +8,8 @@ import linecache
 import os
 import sys
 import sysconfig
-from types import FrameType
+import time
+from types import CodeType, FrameType
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(
@@ -19,6 +20,8 @@ _LIBRARIES = tuple(
     }
 )
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+_BEGAN = time.time()
 
 _known: dict[str, bool] = {}
 verdicts = _known  # for those who ask so often that a call would cost too much
@@ -111,6 +114,24 @@ def outside_torch(frame: FrameType | None) -> FrameType | None:
 def source_line(file: str, line: int) -> str:
     """One line without its newline; empty where the source is missing."""
     return linecache.getline(file, line).rstrip("\n")
+
+
+def has_changed(code: CodeType) -> bool:
+    """Whether the file of some code was written after this process had begun, and does not hold that code any more."""
+    try:
+        if os.stat(code.co_filename).st_mtime <= _BEGAN:
+            return False
+        whole = compile("".join(linecache.getlines(code.co_filename)), code.co_filename, "exec", dont_inherit=True)
+    except OSError:
+        return False
+    except (SyntaxError, ValueError, RecursionError):
+        return True
+    pending = [whole]
+    for each in pending:  # grows meanwhile
+        if each == code and list(each.co_positions()) == list(code.co_positions()):
+            return False
+        pending += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+    return True
 
 
 def relative(file: str) -> str:

@@ -20,6 +20,7 @@ import torch
 from torchmedic.contained import contained, report_fault
 from torchmedic.observe.checkup.differences import Differences, Operand, is_plain, sequence_of
 from torchmedic.observe.exchanged import Exchanged
+from torchmedic.source.objects.graph import packs_saved_tensors
 from torchmedic.source.user_code import is_user_file
 
 LOSSES = frozenset(
@@ -31,8 +32,6 @@ _MAX_USER_FRAMES = 6  # that are kept
 _MAX_NODES = 60_000  # as of a script that never calls backward
 _FUNCTIONAL = torch.nn.functional.__file__
 _DISTRIBUTIONS = torch.distributions.__file__.removesuffix("__init__.py")
-# The innermost hooks for saved tensors: `saved_tensors_hooks`, `save_on_cpu`, checkpoints. torch 2.6 cannot be asked.
-_TOP_HOOKS: Callable[[bool], object] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
 class LossCall:
@@ -124,7 +123,7 @@ class NodeBirths:
         if torch.is_anomaly_enabled() or not hasattr(traces, "format_stack"):
             self.refused = torch.is_anomaly_enabled()
             return False
-        self.has_hooks = _TOP_HOOKS(True) is not None
+        self.has_hooks = packs_saved_tensors()
         self.layers, self._count, self.has_distributions = {}, 0, False
         self._patches.put(traces, "format_stack", self._answering(traces.format_stack))
         self._patches.put(

@@ -128,6 +128,8 @@ class ForwardHooks:
 
     def _asked(self, frame: FrameType) -> None:
         self.forget()
+        if torch._C._get_tracing_state() is not None:  # `torch.jit.trace` would take down even a look at a shape
+            return
         if frame.f_code in _CALLS:
             values = frame.f_locals
             self._note(values["self"], values["args"] or tuple(values["kwargs"].values()), frame)

@@ -28,7 +28,7 @@ from torchmedic.observe.inside.thread_log import ThreadLog
 from torchmedic.records.memory import HeldMemory
 from torchmedic.records.process import LISTENER
 from torchmedic.runfolder import layout, questions
-from torchmedic.runfolder.descriptors import out_of_the_way
+from torchmedic.runfolder.descriptors import open_to_the_end, out_of_the_way
 
 _QUIT = b"q"
 _MAX_WAIT_SECONDS = 1.0  # for the listening thread to end
@@ -73,7 +73,7 @@ class Listener:
         number = questions.signal_number()
         if number is None or signal.getsignal(number) not in (signal.SIG_DFL, None):
             return  # the user's
-        self._file = os.fdopen(out_of_the_way(layout.new_file(path)), "wb", buffering=0)  # open to the end
+        self._file = open_to_the_end(path)
         faulthandler.register(number, file=self._file, all_threads=True, chain=False)
 
     def _begin(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.source.objects.graph import walk
+from torchmedic.source.objects.graph import saved_by, walk
 
 _MIN_ROWS = 4
 _SAMPLE = 1024  # values of two rows that are compared first
@@ -73,7 +73,7 @@ def targets_of(roots: Iterable[Any]) -> frozenset[int]:
     for node in walk((root.grad_fn for root in roots if isinstance(root, torch.Tensor)), most=_MAX_NODES):
         for name, tensors in found.items():
             with suppress(RuntimeError):  # freed, or overwritten since
-                tensor = getattr(node, f"_saved_{name}", None)
+                tensor = saved_by(node, name)
                 if type(tensor) is torch.Tensor and (tensor.is_cpu or _may_wait(tensor)):
                     tensors.append(tensor)
     given = {_number(indices) for indices in found["indices"]}

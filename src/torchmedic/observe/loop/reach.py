@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchmedic.source.objects.graph import following, name_of, walk
+from torchmedic.source.objects.graph import following, name_of, saved_by, walk
 
 _MAX_NODES = 20000  # of one graph
 _MAX_SAMPLE = 1024  # values of a weight
@@ -21,7 +21,7 @@ _MAX_LAYERS = 64  # without an optimizer, whose place in the graph is looked for
 _MAX_TERMS = 32  # of a loss
 _LAYERS = ("AddmmBackward", "MmBackward", "ConvolutionBackward")
 # Of these the node saves what it was given.
-_GIVEN = {"AddmmBackward": "_saved_mat1", "MmBackward": "_saved_self", "ConvolutionBackward": "_saved_input"}
+_GIVEN = {"AddmmBackward": "mat1", "MmBackward": "self", "ConvolutionBackward": "input"}
 
 
 class Reached(NamedTuple):
@@ -189,8 +189,8 @@ def _giving_back(starts: list[Any]) -> set[Any]:
     with contextlib.suppress(RuntimeError):  # overwritten since, which backward itself will complain of
         for node in walk(starts, most=_MAX_NODES):
             kind = node.name().rstrip("0123456789")
-            data = getattr(node, _GIVEN[kind], None) if kind in _GIVEN else None
-            target = getattr(node, "_saved_target", None)
+            data = saved_by(node, _GIVEN[kind]) if kind in _GIVEN else None
+            target = saved_by(node, "target")
             if type(data) is torch.Tensor and data.grad_fn is None:
                 given.add((data.data_ptr(), data.numel()))
             if type(target) is torch.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from os import write
 from pathlib import Path
-from time import time  # by name: a script may replace the clocks in the module
+from time import time  # by name, as `write`: a script may replace what is in the module
 from typing import Any
 
 from torchmedic.records import Fault, encode_line
@@ -26,7 +27,7 @@ class Events:
         try:
             if not os.path.samestat(os.fstat(self._descriptor), self._file):
                 return False  # the script has closed our descriptor, and has a file of its own there
-            return os.write(self._descriptor, line) == len(line)
+            return write(self._descriptor, line) == len(line)
         except OSError:
             return False
 

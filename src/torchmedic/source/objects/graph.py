@@ -7,6 +7,7 @@ was made.
 from __future__ import annotations
 
 import heapq
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -87,6 +88,26 @@ def existing_node_of(tensor: torch.Tensor) -> Any:
     if not tensor.requires_grad or tensor.is_inference() or (tensor._is_view() and tensor._version):
         return None
     return tensor.grad_fn
+
+
+def saved_by(node: Any, name: str) -> Any:
+    """What a node has saved under a name; None where a hook has packed it: to read it would run the hook."""
+    if getattr(getattr(node, f"_raw_saved_{name}", None), "unpack_hook", None) is not None:  # torch 2.6 cannot say
+        return None
+    return getattr(node, f"_saved_{name}", None)
+
+
+def packs_saved_tensors() -> bool:
+    """Whether hooks for saved tensors are in force: `saved_tensors_hooks`, `save_on_cpu`, checkpoints.
+
+    torch 2.6 cannot be asked; there only the frame of a checkpoint tells.
+    """
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is not None:
+        return top(True) is not None
+    return any(
+        frame.f_code.co_filename.endswith("torch/utils/checkpoint.py") for frame, _ in traceback.walk_stack(None)
+    )
 
 
 def is_freed(node: Any) -> bool:

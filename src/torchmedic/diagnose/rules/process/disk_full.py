@@ -11,6 +11,7 @@ that a full disk never destroys the last good checkpoint, and keep only the newe
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -36,6 +37,7 @@ _REFUSED = {
 }
 # What writers say that have lost the reason on the way.
 _CUT_SHORT = re.compile(r"unexpected pos \d+|failed writing file|iostream error|\d+ requested and \d+ written")
+_LITTLE = 1 << 20  # bytes
 _TARGETS = ("f", "file", "filename", "fname", "path", "filepath", "fp", "dst")
 
 
@@ -123,12 +125,25 @@ def _target(chain: list[BaseException], frames: list[Frame]) -> str:
             for name in _TARGETS:
                 if found := _path(frame.variables.get(name)):
                     return found
+    opened: list[str] = []
     for frame in reversed(frames):
         held = [*frame.variables.values(), *getattr(frame.variables.get("self"), "__dict__", {}).values()]
-        opened = [value for value in held if _is_written(value)] if frame.is_user else []
-        if opened:
-            return str(opened[-1].name)
-    return ""
+        opened += [str(value.name) for value in reversed(held) if _is_written(value)] if frame.is_user else []
+    return next((path for path in (*opened, *_standard_streams()) if _is_full(path)), opened[0] if opened else "")
+
+
+def _standard_streams() -> Iterator[str]:
+    """The files behind stdout and stderr, which a `print` writes to."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"/proc/self/fd/{number}")
+
+
+def _is_full(path: str) -> bool:
+    if _is_device(path):
+        return os.stat(path).st_rdev == os.makedev(1, 7)  # /dev/full, which never has room
+    room = free_space(path) if os.path.exists(path) else None
+    return room is not None and (room[0] < _LITTLE or (room[2] == 0 and room[1] > 0))
 
 
 def _path(value: Any) -> str:
@@ -151,10 +166,10 @@ def _proof(path: str, need: int, room: tuple[int, int, int] | None) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and need > limit:
         return _REFUSED[errno.EFBIG]
-    if path and _is_device(path) and os.stat(path).st_rdev == os.makedev(1, 7):
-        return _REFUSED[errno.ENOSPC]  # /dev/full, which never has room
+    if path and _is_device(path) and _is_full(path):
+        return _REFUSED[errno.ENOSPC]
     # A little may be free again: what was kept back for this diagnosis, and what the writer has removed.
-    if room is not None and (room[0] < max(need, 1 << 20) or (room[2] == 0 and room[1])):
+    if room is not None and (room[0] < max(need, _LITTLE) or (room[2] == 0 and room[1])):
         return _REFUSED[errno.ENOSPC]
     return ""
 
