@@ -33,6 +33,7 @@ from torchmedic.detect.loop import (
     standstill,
     thrown_away,
     undone,
+    updates_by_hand,
     warming,
 )
 from torchmedic.detect.loop.incident import LoopIncident
@@ -40,6 +41,7 @@ from torchmedic.observe.loop.ledger import Habits
 
 _FINDERS = (
     gradients.find,
+    updates_by_hand.find,
     parameters.find,
     schedules.find,
     standstill.find,

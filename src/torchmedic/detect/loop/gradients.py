@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 import torch
@@ -21,7 +20,7 @@ from torchmedic.detect.loop.intervals import Interval, intervals
 from torchmedic.observe.loop.events import Event
 from torchmedic.observe.loop.ledger import Habits
 from torchmedic.source.spots import Place
-from torchmedic.source.syntax import FUNCTIONS, LOOPS, callee, calls_in, has_line, innermost, syntax_tree
+from torchmedic.source.syntax import callee, calls_in, has_line, syntax_tree
 
 _MIN_INTERVALS = 4  # intervals that show a habit
 _MIN_UNCLEARED_INTERVALS = 6  # more of them, as nothing but their number speaks against a long accumulation
@@ -31,8 +30,6 @@ _LARGE_BOUND = 100.0  # a bound that somebody has multiplied by the scale, perha
 
 
 def find(habits: Habits) -> Iterator[LoopIncident]:
-    if not habits.optimizers:
-        yield from _never_cleared_by_hand(habits)
     for number, watched in habits.optimizers.items():
         known = intervals(habits.events, number)
         if len(known) < _MIN_CYCLES:
@@ -82,32 +79,6 @@ def _never_cleared(habits: Habits, number: int, known: list[Interval]) -> Iterat
         cleared=zero.place if zero is not None else None,
         accumulates=any(len(part.of("backward")) > 1 for part in last),
     )
-
-
-def _never_cleared_by_hand(habits: Habits) -> Iterator[LoopIncident]:
-    """A loop without an optimizer has moved the weights after every backward, and left the gradients as they are."""
-    norms, backward = habits.by_hand.norms, habits.by_hand.backward
-    if len(norms) >= _MIN_UNCLEARED_INTERVALS:
-        yield GradientsNeverCleared(
-            step=len(norms),
-            cause=_update_by_hand(backward),
-            backward=backward,
-            updates=len(norms),
-            norms=(norms[0], norms[-1]),
-            is_by_hand=True,
-        )
-
-
-def _update_by_hand(backward: Place) -> Place:
-    """The first statement behind a backward that computes with a gradient; that backward where none is seen."""
-    around = innermost(syntax_tree(backward.file), backward.line, LOOPS | FUNCTIONS)
-    lines = [
-        node.lineno
-        for node in (ast.walk(around) if around is not None else ())
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr) and node.lineno > backward.line
-        if any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(node.value))
-    ]
-    return Place(backward.file, min(lines)) if lines else backward
 
 
 def _last_clearing(habits: Habits, number: int, first: Interval) -> Event | None:
