@@ -20,7 +20,7 @@ from torchmedic.source.live_frames import Frame, node_location, place
 from torchmedic.source.lookup.bad_value_makers import maker_of, picked_from
 from torchmedic.source.lookup.optimizers import built_at
 from torchmedic.source.lookup.origins import Origin, attribute_assignments
-from torchmedic.source.syntax import calls_in, has_line, nodes_in, syntax_tree
+from torchmedic.source.syntax import FUNCTIONS, calls_in, has_line, nodes_in, syntax_tree
 from torchmedic.source.user_variables import locals_of
 
 _MAX_DEPTH = 2  # of containers
@@ -79,24 +79,26 @@ def made_at(
     maker = picked_from(frames, tensor) or maker_of(frames, tensor)
     if maker is None and holder is not None and row is None:  # the function that prepared the tensors is over
         built = built_at(frames, holder, "cause", label)
-        return (_argument_made_at(built, part_at, label) if built is not None else None) or built
+        return (argument_made_at(built, part_at, label) if built is not None else None) or built
     return _located(maker, label, written=written) if maker is not None else None
 
 
-def _argument_made_at(built: Location, position: int, label: str) -> Location | None:
-    """The only assignment of a class to the attribute that a call in one of its methods is given."""
+def argument_made_at(built: Location, position: int, label: str) -> Location | None:
+    """The only assignment of a name in its function, or of an attribute in its class, that a call is given."""
     file = os.path.abspath(built.file)
     tree = syntax_tree(file)
-    classes = [node for node in nodes_in(tree) if isinstance(node, ast.ClassDef) and has_line(node, built.line)]
-    around = classes[-1] if classes else None
     for call in calls_in(tree):
         given = call.args[position] if len(call.args) > position else None
-        if (call.lineno, call.col_offset + 1) != (built.line, built.column) or not isinstance(given, ast.Attribute):
+        if (call.lineno, call.col_offset + 1) != (built.line, built.column):
             continue
-        statements = [node for node in nodes_in(around) if isinstance(node, ast.Assign | ast.AnnAssign)]
+        kinds = FUNCTIONS if isinstance(given, ast.Name) else ast.ClassDef
+        around = [node for node in nodes_in(tree) if isinstance(node, kinds) and has_line(node, built.line)]
+        if not isinstance(given, ast.Name | ast.Attribute) or not around:
+            continue
+        statements = [node for node in nodes_in(around[-1]) if isinstance(node, ast.Assign | ast.AnnAssign)]
         targets = [(node, target) for node in statements for target in flat(targets_of(node))]
         found = [node for node, target in targets if ast.unparse(target) == ast.unparse(given)]
-        return node_location("cause", file, found[-1], label) if len(found) == 1 else None
+        return node_location("cause", file, found[0], label) if len(found) == 1 else None
     return None
 
 

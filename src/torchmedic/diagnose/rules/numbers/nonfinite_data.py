@@ -19,6 +19,7 @@ from torchmedic.diagnose.rule import Draft, rule
 from torchmedic.diagnose.rules.numbers._wording import noticed, rows, victim
 from torchmedic.diagnose.words.tensors import count
 from torchmedic.evidence.bad_value_lines import Line
+from torchmedic.evidence.data_makers import argument_made_at
 from torchmedic.evidence.dataset_item import Fetched, datasets_in_use, fetch_again
 from torchmedic.evidence.numbers import NumbersEvidence
 from torchmedic.evidence.preparation import line_in_collate, line_in_iteration, line_in_preparation
@@ -28,6 +29,7 @@ from torchmedic.replay.trace.microscope import Leaf
 from torchmedic.source.assignments import names_written
 from torchmedic.source.live_frames import node_location, place
 from torchmedic.source.lookup.bad_value_makers import is_next_state
+from torchmedic.source.lookup.optimizers import built_at
 from torchmedic.source.user_code import relative
 
 
@@ -142,6 +144,10 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label
         return _at(found, label)
     if line is not None:
         return _at(line, label)
+    for dataset in datasets_in_use():
+        given = _given_to(evidence, dataset, label)
+        if given is not None:
+            return given
     scope, taken = evidence.scope, evidence.taken_name
     segment = evidence.step.runner.segment if evidence.step is not None and taken else None
     for statement in segment.statements if segment is not None else ():
@@ -151,6 +157,15 @@ def _cause(evidence: NumbersEvidence, leaf: Leaf, fetched: Fetched | None, label
     if reader is not None:
         return reader.location("cause", f"{label}, used here")
     return evidence.noticed.location("cause", label) if evidence.noticed is not None else None
+
+
+def _given_to(evidence: NumbersEvidence, dataset: Any, label: str) -> Location | None:
+    """The assignment of what a data set was built from, where one of its tensors is not finite."""
+    held = getattr(dataset, "tensors", None)
+    tensors = [each for each in held if isinstance(each, torch.Tensor)] if isinstance(held, list | tuple) else []
+    bad = [at for at, each in enumerate(tensors) if not bool(torch.isfinite(each).all())]
+    built = built_at(evidence.frames, dataset, "cause", label) if len(bad) == 1 else None
+    return argument_made_at(built, bad[0], label) if built is not None else None
 
 
 def _at(line: Line, label: str) -> Location:
