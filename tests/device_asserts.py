@@ -37,11 +37,11 @@ class Net(nn.Module):
 
 
 def criterion(out, y):
-    return F.cross_entropy(out, y)  # <- cause
+    return F.cross_entropy(out, y)
 
 
 inputs, targets = torch.randn(48, 6), torch.randint(0, 4, (48,))
-targets[BAD_ITEM] = 4
+targets[BAD_ITEM] = 4  # <- cause
 """,
     ),
     "pixel label": (
@@ -79,7 +79,7 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x):
-        h = self.tokens(x)  # <- cause
+        h = self.tokens(x)
         return self.head(h.mean(1))
 
 
@@ -88,7 +88,7 @@ def criterion(out, y):
 
 
 inputs, targets = torch.randint(0, 30, (48, 5)), torch.randint(0, 3, (48,))
-inputs[BAD_ITEM, 3] = 30
+inputs[BAD_ITEM, 3] = 30  # <- cause
 """,
     ),
     "gather": (
@@ -233,7 +233,7 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 2)
 
     def forward(self, x):
-        return self.head(self.bag(x))  # <- cause
+        return self.head(self.bag(x))
 
 
 def criterion(out, y):
@@ -241,7 +241,7 @@ def criterion(out, y):
 
 
 inputs, targets = torch.randint(0, 40, (48, 4)), torch.randint(0, 2, (48,))
-inputs[BAD_ITEM, 0] = 41
+inputs[BAD_ITEM, 0] = 41  # <- cause
 """,
     ),
     "scores as probabilities": (
