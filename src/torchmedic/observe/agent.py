@@ -269,6 +269,8 @@ class Agent:
     @contained("observe.giving_up")
     def gives_up(self, frame: FrameType, has_failed: bool) -> None:
         """The script is about to leave by `sys.exit`, with no exception under way."""
+        if self.step.paused:
+            return  # a replay does so
         # Of a rank that gives up before it has joined its job, the launcher knows only the exit status.
         unjoined = self.open().path if has_failed and job_identity(os.environ) is not None else None
         self.collectives.leaves("sys.exit()", frame, has_failed=has_failed, otherwise=unjoined)

@@ -33,19 +33,17 @@ _ENABLE, _DISABLE, _IS_ENABLED = faulthandler.enable, faulthandler.disable, faul
 _SA_SIGINFO = 4
 
 
-class _OfTheUser:
-    """Stands for a function of `faulthandler`, and is pickled as it. A script asks whether a dump of its own is on."""
+def _for_the_user(original: Callable[..., Any], signals: FatalSignals) -> Callable[..., Any]:
+    """Stands for a function of `faulthandler`, and is pickled as it. A script asks whether a dump of its own is on.
 
-    def __init__(self, original: Callable[..., Any], signals: FatalSignals) -> None:
-        functools.update_wrapper(self, original)
-        self._original = original
-        self._signals = signals
+    A function, as a replay does not go through what our functions hold.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._signals.answer(self._original, args, kwargs)
+    @functools.wraps(original)
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        return signals.answer(original, args, kwargs)
 
-    def __reduce__(self) -> str:
-        return self._original.__name__
+    return answered
 
 
 class FatalSignals:
@@ -70,9 +68,9 @@ class FatalSignals:
         # A faulthandler of the user's own writes where the user wants it; there is only one per process.
         if not _IS_ENABLED():
             self._take()
-            if not isinstance(faulthandler.enable, _OfTheUser):  # as in a parent that has forked
+            if faulthandler.enable is _ENABLE:  # else in a parent that has forked
                 for original in (_ENABLE, _DISABLE, _IS_ENABLED):
-                    setattr(faulthandler, original.__name__, _OfTheUser(original, self))
+                    setattr(faulthandler, original.__name__, _for_the_user(original, self))
         if not self._agent.listener.forked:
             contained("observe.signal_origin")(self.origin.install)()
 
@@ -90,7 +88,7 @@ class FatalSignals:
             return False
         result = original(*args, **kwargs)
         if original is _DISABLE:
-            contained("observe.stacks")(self._take)()
+            contained("observe.signals")(self._take)()
         return result
 
     def share_with_workers(self) -> None:
