@@ -211,8 +211,8 @@ class ThrownAway:
         if not gradients:
             return
         self._copies += 1
-        if self._sums:
-            self._sums = [a + b for a, b in zip(self._sums, gradients, strict=False)]
+        if _are_of_same(self._sums, gradients):
+            self._sums = [a + b for a, b in zip(self._sums, gradients, strict=True)]
         else:
             self._sums = [gradient.clone() for gradient in gradients]
 
@@ -221,7 +221,7 @@ class ThrownAway:
         self._backwards = 0
         gradients, lost = _gradients(optimizer) if self._sums else [], self._sums
         self._sums = []
-        if lost and len(lost) == len(gradients):
+        if lost and _are_of_same(lost, gradients):
             self._cycles += 1
             whole = [a + b for a, b in zip(lost, gradients, strict=True)]
             self._norms = (_norm(gradients), _norm(whole))
@@ -229,6 +229,11 @@ class ThrownAway:
     def norms(self) -> tuple[float, float] | None:
         """Norms of the gradients that the last update used, and of all that there were; waits for the device."""
         return None if self._norms is None else (float(self._norms[0].item()), float(self._norms[1].item()))
+
+
+def _are_of_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Whether two lists of gradients can be those of the same parameters."""
+    return [each.shape for each in some] == [each.shape for each in others]
 
 
 def _gradients(optimizer: Any) -> list[torch.Tensor]:
