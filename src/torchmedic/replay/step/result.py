@@ -53,6 +53,7 @@ class ReplayResult:
             set()
         )  # assignments, by their start, that drew random numbers and computed nothing
         self.made_data: set[tuple[int, int]] = set()  # all assignments, by their start, that computed nothing
+        self.module_calls = 0
         self.seconds = 0.0
 
     @property

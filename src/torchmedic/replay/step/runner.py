@@ -138,7 +138,7 @@ class Runner:
         namespace = self._namespace()
         if change is not None:
             change(namespace)
-        started = time.monotonic()
+        started, calls = time.monotonic(), self._module_calls
         try:
             check_memory()
             if self._waits:
@@ -187,7 +187,7 @@ class Runner:
                 except (ReplayTooLong, ReplayTooBig) as error:
                     played.error = played.error or error
             let_go(namespace, self._known)
-        played.seconds = time.monotonic() - started
+        played.seconds, played.module_calls = time.monotonic() - started, self._module_calls - calls
         played.namespace = namespace
         return played
 

@@ -57,6 +57,7 @@ class Trajectory:
         self._others: dict[int, Step] = {}
         self.units = units
         self.is_rehearsed = is_rehearsed  # the units are the present step, not the steps that there were
+        self._module_calls: dict[Any, int] = {}  # of a step that is rehearsed, by its backward call
         self.begins_at = window.copy.update
         self.reaches_present = units[-1].call is window.calls[-1] and window.reaches_present
         on_cpu = all(value.is_cpu for _, value in self._copy.tensors)
@@ -167,7 +168,7 @@ class Trajectory:
                 try:
                     loss, gradients = self._settled(position, change) if self._ways else self._step(unit, change)
                 except _Stopped as stop:
-                    if position == 0:
+                    if position == 0 or isinstance(stop, _Incomparable):
                         raise
                     # A sampler or a check of the script may refuse what the updates have made of the weights.
                     self.why_not = str(stop)
@@ -224,6 +225,10 @@ class Trajectory:
         total: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         by_hand = unit.call.by_hand and unit.is_update
         played = self._play(unit.step, change, total, by_hand=by_hand, until=stepping(unit))
+        if self.is_rehearsed and self._module_calls.setdefault(place_of(unit.call), played.module_calls) != (
+            played.module_calls
+        ):
+            raise _Incomparable("the length of the step depends on the weights, as that of an episode does")
         roots = [root for root in played.roots if root.numel() == 1]
         loss = float(roots[-1].detach().item()) if roots else math.nan
         outside = max(0, len(unit.before) + 1 - len(played.backward_calls))
@@ -294,3 +299,7 @@ class Trajectory:
 
 class _Stopped(Exception):
     """The steps cannot be run again."""
+
+
+class _Incomparable(_Stopped):
+    """The losses of the steps are no losses of the same thing."""
