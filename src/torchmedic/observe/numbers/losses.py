@@ -106,7 +106,7 @@ class Losses:
         self._is_look = False  # the last backward is one at which to find out whether there is time to keep some again
         self._next_look = _LOOK_EVERY
         self.are_scaled_late = False  # losses of a late device are read with the factor of a GradScaler in them
-        self._began_above = False  # the first losses were above zero
+        self._began_above = 0.0  # the largest of the first losses, if all were above zero
         self._unscaled: tuple[weakref.ref[torch.Tensor], float] | None = None
 
     def scaled(self, outputs: Any, result: Any) -> None:
@@ -137,13 +137,17 @@ class Losses:
     def have_sunk(self, *, is_first: bool) -> bool:
         """Whether the losses of the only line that calls backward began above zero, and are all below it now.
 
+        A loss that is further below zero than it was above runs away: the question about growth proves why.
+
         Args:
             is_first: Whether this is asked for the first time: the first losses are known only then.
         """
         known = self._only_trend
         if is_first:
-            self._began_above = 0 < len(known) < _MAX_KEPT and min(known[:_FIRST_LOSSES]) > 0
-        return self._began_above and len(known) >= _LAST_LOSSES and max(known[-_LAST_LOSSES:]) < 0
+            is_known = 0 < len(known) < _MAX_KEPT and min(known[:_FIRST_LOSSES]) > 0
+            self._began_above = max(known[:_FIRST_LOSSES]) if is_known else 0.0
+        last = known[-_LAST_LOSSES:]
+        return len(last) >= _LAST_LOSSES and max(last) < 0 and -min(last) < self._began_above
 
     @property
     def stand_still(self) -> bool:

@@ -23,6 +23,7 @@ import torch
 
 from torchmedic.diagnose.cures.graph_edits import call_at
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.checkup._discarded_sums import discarded_sum
 from torchmedic.diagnose.rules.checkup._random_draws import blocking_draw
 from torchmedic.diagnose.words.format import listed
 from torchmedic.diagnose.words.tensors import count
@@ -80,7 +81,7 @@ def _unused_loss(
     """A loss of these parameters is computed, and backward is called on another one."""
     loss = losses[0]
     lost = [tensor for key, tensor in missing.items() if any(key in each.behind for each in losses)]
-    if _is_copy_of_other(evidence, lost, missing):
+    if _is_copy_of_other(evidence, lost, missing) or discarded_sum() is not None:  # of which TM637 tells
         return None
     names = [f"`{name}`" for tensor in lost if (name := evidence.name_of(tensor))]
     draft = check.draft(evidence, "likely")

@@ -17,13 +17,13 @@ import os
 import torch
 
 from torchmedic.diagnose.rule import Draft, rule
+from torchmedic.diagnose.rules.checkup._discarded_sums import discarded_sum
 from torchmedic.evidence.check_up import CheckUp, spot_of
 from torchmedic.records import Grade, Location
 from torchmedic.source.live_frames import node_location
 from torchmedic.source.lookup.layer_construction import class_node
 from torchmedic.source.lookup.origins import attribute_assignments
 from torchmedic.source.lookup.unread_results import INDIRECT_READS, unread_result
-from torchmedic.source.syntax import FUNCTIONS, nodes_in
 from torchmedic.source.user_code import is_user_file
 from torchmedic.source.user_variables import user_trees
 
@@ -47,7 +47,7 @@ def check(evidence: CheckUp) -> Draft | None:
             if found is not None:
                 return _diagnosis(evidence, tensor, *found)
     called = [tensor for tensor in missing if id(tensor) not in cut_off and _is_called(evidence, tensor)]
-    discarded = _discarded_sum() if called else None
+    discarded = discarded_sum() if called else None
     if discarded is not None:
         return _diagnosis(evidence, called[0], discarded, "a sum with its result is computed and thrown away", "likely")
     return None
@@ -58,33 +58,6 @@ def _is_called(evidence: CheckUp, tensor: torch.Tensor) -> bool:
     cuts = evidence.unreached.cuts if evidence.unreached is not None else None
     found = [cuts.call_of(layer) for _, _, layer in evidence.owners(tensor)] if cuts is not None else []
     return any(call is not None and call.with_gradient for call in found)
-
-
-def _discarded_sum() -> Location | None:
-    """The only statement of a function or loop that adds a term, read nowhere else, and does nothing with the sum."""
-    found = {
-        (file, node.lineno): node
-        for file, tree in user_trees()
-        for block in nodes_in(tree)
-        if isinstance(block, FUNCTIONS | ast.For | ast.While)
-        for node in ast.walk(block)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.BinOp)
-        and isinstance(node.value.op, ast.Add | ast.Sub)
-        if _has_lost_term(node, block)
-    }
-    place = next(iter(found), None)
-    return (
-        node_location("cause", place[0], found[place], "the result is thrown away")
-        if len(found) == 1 and place
-        else None
-    )
-
-
-def _has_lost_term(statement: ast.Expr, block: ast.AST) -> bool:
-    """Whether a name in a statement is read nowhere else around it."""
-    reads = [node.id for node in ast.walk(block) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    return any(isinstance(node, ast.Name) and reads.count(node.id) == 1 for node in ast.walk(statement))
 
 
 def _result_unread(evidence: CheckUp, layer: torch.nn.Module) -> tuple[Location, str] | None:
