@@ -107,52 +107,6 @@ def test_an_exception_of_the_script_is_no_difference_between_ranks(tmp_path: Pat
     assert all(end.op and end.line for end in ends)
 
 
-CAUGHT = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-
-def fit(model, optimizer, batches):
-    for batch in batches:
-        try:
-            if not batch.any():
-                raise ValueError("an empty batch")
-            loss = model(batch).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        except Exception:  # <- cause
-            continue
-
-
-def main():
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    batches = torch.randn(12, 3, 4)
-    if dist.get_rank() == 1:
-        batches[6] = 0
-    fit(model, torch.optim.SGD(model.parameters(), lr=0.01), batches)
-    del model
-    dist.destroy_process_group()
-
-
-main()
-"""
-
-
-@pytest.mark.slow
-def test_a_backward_left_out_is_told_where_all_exceptions_are_caught(tmp_path: Path) -> None:
-    """The other rank has no partner in its last backward, catches what that raises, and ends well."""
-    finished = run_ranks(tmp_path, CAUGHT, 2, LONG_STALL_AFTER)
-    assert finished.returncode == 0
-    (found,) = (each for each in finished.report.diagnoses if each.severity != "note")
-    assert (found.code, found.severity, found.rank) == ("TM701", "warning", 1)
-    assert found.cause_location is not None
-    assert found.cause_location.line == marked_line(CAUGHT)
-
-
 EARLIER_FILE = """
 import os
 import shutil

@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from torchmedic.detect.ranks.messages import is_misread
 from torchmedic.records import BoxContents, Diagnosis
 from torchmedic.records.rank_facts import JobFacts, RankFacts
-from torchmedic.records.ranks import MARKS, Job, RankLog
 from torchmedic.runfolder import events, layout
 from torchmedic.supervise import ranks
 from torchmedic.supervise.boxes import read_box
 from torchmedic.supervise.folder_news import FolderNews
 
 _MAX_BOX_SECONDS = 1.0
-_RECORDED = 2000  # calls that torch's Flight Recorder keeps
 
 
 class RankComparison:
@@ -60,8 +56,6 @@ class RankComparison:
             return [told] if told is not None else []
         if any(isinstance(line, events.ExceptionLine) for folder in self._facts for line in events.read_events(folder)):
             return []  # what differs after an exception, such as weights after half an exchange, is its echo
-        if ended and job is not None and (caught := _caught(job)) is not None:
-            return [caught]
         logs = tuple(state.log for state in job.ranks if state.log is not None) if job is not None else ()
         return ask_each(JobFacts(ranks=known, logs=logs, ended=ended, moments=moments), registry.COMPARED)
 
@@ -73,26 +67,3 @@ class RankComparison:
             if len(found) == len(self._facts) or time.monotonic() >= end:
                 return found
             time.sleep(0.05)
-
-
-def _caught(job: Job) -> Diagnosis | None:
-    """A warning where ranks went different ways and the job ended well: the script caught what its last calls raised.
-
-    The logs must hold all calls. torch's Flight Recorder writes over its oldest ones without a word.
-    """
-    from torchmedic.diagnose import registry
-    from torchmedic.diagnose.engine import ask
-
-    found, logs = job.difference, [state.log for state in job.ranks if state.log is not None]
-    is_known = all(log.complete and not log.dropped and _size(log) < _RECORDED for log in logs)
-    if found is None or found.kind != "stopped" or not is_known or len(logs) < job.world_size:
-        return None
-    if len({_size(log, found.group) for log in logs if log.rank in found.culprits + found.others}) < 2:
-        return None  # the calls of two threads are in another order on each rank, and none is missing
-    told = ask(job, registry.RANKS)
-    note = "the job ended well all the same: the script caught what the call without an answer raised"
-    return replace(told, severity="warning", evidence=(*told.evidence, note)) if told is not None else None
-
-
-def _size(log: RankLog, group: str = "") -> int:
-    return sum(call.op not in MARKS and call.group == (group or call.group) for call in log.calls)
